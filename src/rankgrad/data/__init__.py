@@ -1,1 +1,44 @@
-"""Room 1, data: from files to batches. Imports nothing else of rankgrad."""
+"""Room 1, data: from files to batches. Imports nothing else of rankgrad.
+
+The names below are loaded on first use, so that importing this package costs neither torch nor numba nor pyarrow.
+The generator of example data is `rankgrad.data.synthetic.synthetic`: its module has the same name.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankgrad.data.batching import Batch as Batch
+    from rankgrad.data.batching import batches as batches
+    from rankgrad.data.catalogue import CATALOGUE as CATALOGUE
+    from rankgrad.data.catalogue import prepare as prepare
+    from rankgrad.data.catalogue import recognise as recognise
+    from rankgrad.data.dataset import RankingDataset as RankingDataset
+    from rankgrad.data.scaling import Scaling as Scaling
+    from rankgrad.data.scaling import fit_scaling as fit_scaling
+    from rankgrad.data.svmlight import read_svmlight as read_svmlight
+    from rankgrad.data.tables import read_table as read_table
+
+_HOMES = {
+    "Batch": "batching",
+    "batches": "batching",
+    "CATALOGUE": "catalogue",
+    "prepare": "catalogue",
+    "recognise": "catalogue",
+    "RankingDataset": "dataset",
+    "Scaling": "scaling",
+    "fit_scaling": "scaling",
+    "read_svmlight": "svmlight",
+    "read_table": "tables",
+}
+__all__ = list(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

@@ -1,0 +1,432 @@
+"""The one dataset type: ragged lists of documents, in memory or memory-mapped.
+
+Documents of a query lie together: query q owns the rows `offsets[q]:offsets[q + 1]` of `features` and `labels`. This
+file may touch arrays and the folder a dataset is saved in; it knows no text format. numpy only; torch is imported
+when tensors are asked for. A list without a relevant document (label > 0) is called empty.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from rankgrad.data.storage import read_folder, write_folder
+
+if TYPE_CHECKING:
+    import torch
+
+ARRAYS = ("features", "labels", "offsets", "query_ids", "weights", "rows")
+Integers = TypeVar("Integers", np.ndarray, "torch.Tensor")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RankingDataset:
+    """Lists of documents: features [N, F], labels [N], offsets [Q + 1], query_ids [Q].
+
+    Arrays of another number type are converted. `weights` [Q] holds one weight per query. `rows` [N] holds the row of
+    the source each document came from, None where that is its own position. Features may be NaN (missing); they are
+    not scanned, so that a memory map of gigabytes costs nothing.
+
+    >>> data = RankingDataset([[1.0], [2.0], [3.0]], labels=[0, 2, 1], offsets=[0, 2, 3], query_ids=[7, 9])
+    >>> data
+    RankingDataset(2 queries, 3 documents, 1 feature)
+    >>> data.lengths.tolist()
+    [2, 1]
+    """
+
+    features: np.ndarray
+    labels: np.ndarray
+    offsets: np.ndarray
+    query_ids: np.ndarray
+    feature_names: tuple[str, ...] | None = None
+    weights: np.ndarray | None = None
+    rows: np.ndarray | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    _tensors: dict[Any, Any] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        features = _as_float32("features", self.features, ndim=2)
+        labels = _as_float32("labels", self.labels, ndim=1)
+        offsets = _as_int64("offsets", self.offsets)
+        query_ids = _as_query_ids(self.query_ids)
+        documents, width = features.shape
+        if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != documents or (np.diff(offsets) <= 0).any():
+            raise ValueError(
+                f"offsets do not cut {documents} documents into lists; expected [0, ..., {documents}], strictly "
+                "increasing, at least one query and no query without documents"
+            )
+        if width == 0:
+            raise ValueError("features have no columns; expected at least one feature per document")
+        _expect_length("labels", labels, documents, "document")
+        _expect_length("query_ids", query_ids, len(offsets) - 1, "query")
+        _expect_amounts("labels", labels)
+        names = None if self.feature_names is None else tuple(map(str, self.feature_names))
+        if names is not None and (len(names) != width or len(set(names)) != width):
+            raise ValueError(
+                f"feature_names holds {len(names)} names, {len(set(names))} of them distinct; "
+                f"expected one distinct name for each of the {width} features"
+            )
+        weights = rows = None
+        if self.weights is not None:
+            weights = _as_float32("weights", self.weights, ndim=1)
+            _expect_length("weights", weights, len(query_ids), "query")
+            _expect_amounts("weights", weights)
+        if self.rows is not None:
+            rows = _as_int64("rows", self.rows)
+            _expect_length("rows", rows, documents, "document")
+        checked = (features, labels, offsets, query_ids, weights, rows)
+        for name, value in (*zip(ARRAYS, checked), ("feature_names", names)):
+            object.__setattr__(self, name, value)  # the dataclass is frozen for everyone else
+
+    def __len__(self) -> int:
+        """Number of queries."""
+        return len(self.query_ids)
+
+    def __repr__(self) -> str:
+        documents, width = self.features.shape
+        return f"RankingDataset({_count(len(self), 'query')}, {_count(documents, 'document')}, {_count(width, 'feature')})"
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Documents per query, int64 [Q]."""
+        return np.diff(self.offsets)
+
+    def describe(self) -> Description:
+        """Counts a person checks first; print it.
+
+        >>> data = RankingDataset([[1.0], [2.0], [3.0]], labels=[0, 2, 0], offsets=[0, 2, 3], query_ids=[7, 9])
+        >>> data.describe().labels
+        {0: 2, 2: 1}
+        """
+        values, counts = np.unique(self.labels, return_counts=True)
+        lengths = self.lengths
+        return Description(
+            queries=len(self),
+            documents=len(self.labels),
+            features=self.features.shape[1],
+            labels={_plain(v): int(c) for v, c in zip(values, counts)},
+            lengths={
+                "min": int(lengths.min()),
+                "median": _plain(np.median(lengths)),
+                "mean": float(lengths.mean()),
+                "p90": _plain(np.percentile(lengths, 90)),
+                "max": int(lengths.max()),
+            },
+            empty_queries=int((np.maximum.reduceat(self.labels, self.offsets[:-1]) <= 0).sum()),
+        )
+
+    def select(self, queries: Any) -> RankingDataset:
+        """The given queries in the given order: positions (0-based), a slice, or a boolean mask [Q].
+
+        Neighbouring queries in their own order are a view; anything else is a copy.
+
+        >>> data = RankingDataset([[1.0], [2.0], [3.0]], labels=[0, 2, 1], offsets=[0, 2, 3], query_ids=[7, 9])
+        >>> data.select([1]).features.tolist()
+        [[3.0]]
+        """
+        try:
+            chosen = np.atleast_1d(np.arange(len(self))[queries])
+        except IndexError as error:
+            raise ValueError(
+                f"cannot select queries: {error}; expected positions from 0 to {len(self) - 1} or a mask of {len(self)}"
+            ) from None
+        if chosen.ndim != 1 or len(chosen) == 0:
+            raise ValueError(
+                "no query was selected; expected a list of positions or a mask with at least one True"
+            )
+        lengths = self.lengths[chosen]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        documents: Any
+        if (np.diff(chosen) == 1).all():
+            documents = slice(self.offsets[chosen[0]], self.offsets[chosen[-1] + 1])
+        else:
+            documents = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], lengths)
+        rows = np.arange(len(self.labels)) if self.rows is None else self.rows
+        return RankingDataset(
+            self.features[documents],
+            self.labels[documents],
+            offsets,
+            self.query_ids[chosen],
+            self.feature_names,
+            None if self.weights is None else self.weights[chosen],
+            rows[documents],
+            {**self.provenance, "selected": f"{len(chosen)} of {len(self)} queries"},
+        )
+
+    def split(self, parts: Sequence[float] | Sequence[int], *, seed: int = 0) -> list[RankingDataset]:
+        """Cut the queries at random into parts: fractions that sum to 1, or numbers of queries that sum to all.
+
+        Where a query goes depends on the seed and its id, not on its place in the data, and a query is never cut.
+        Within a part the queries keep their order. Two lists with the same id are two queries.
+
+        >>> data = RankingDataset(np.ones((4, 1)), np.ones(4), np.arange(5), query_ids=[1, 2, 3, 4])
+        >>> [len(part) for part in data.split([0.75, 0.25], seed=1)]
+        [3, 1]
+        """
+        sizes = np.asarray(parts)
+        if sizes.ndim != 1 or sizes.dtype.kind not in "iuf" or not (sizes > 0).all():
+            raise ValueError(
+                f"cannot split by {parts!r}; expected positive fractions or positive numbers of queries"
+            )
+        total = 1 if sizes.dtype.kind == "f" else len(self)
+        if abs(sizes.sum() - total) > 1e-6:
+            raise ValueError(
+                f"the parts {list(parts)} sum to {sizes.sum()}; expected fractions that sum to 1 or sizes to {len(self)}"
+            )
+        cuts = np.rint(np.cumsum(sizes) * (len(self) / total)).astype(np.int64)
+        if (np.diff(cuts, prepend=0) == 0).any():
+            raise ValueError(
+                f"the parts {list(parts)} of {len(self)} queries leave a part without queries; use fewer parts"
+            )
+        order = np.argsort(_id_keys(self.query_ids, seed), kind="stable")
+        return [self.select(np.sort(part)) for part in np.split(order, cuts[:-1])]
+
+    @staticmethod
+    def concatenate(datasets: Sequence[RankingDataset]) -> RankingDataset:
+        """The queries of several datasets one after the other.
+
+        Feature counts and names must agree; weights must be in all or in none. Lists are never merged: where two datasets
+        use the same query id, both lists stay, as two queries of that id.
+
+        >>> one = RankingDataset([[1.0]], [0], [0, 1], [7])
+        >>> RankingDataset.concatenate([one, one]).query_ids.tolist()
+        [7, 7]
+        """
+        if not datasets:
+            raise ValueError("nothing to concatenate; expected at least one dataset")
+        first = datasets[0]
+        for number, other in enumerate(datasets[1:], start=2):
+            if other.features.shape[1] != first.features.shape[1]:
+                raise ValueError(
+                    f"dataset {number} has {other.features.shape[1]} features and the first {first.features.shape[1]}; "
+                    "expected equal widths; read them with the same features="
+                )
+            if other.feature_names != first.feature_names:
+                raise ValueError(
+                    f"dataset {number} has other feature names than the first; give them the same columns in the same order"
+                )
+            if (other.weights is None) != (first.weights is None):
+                raise ValueError(
+                    f"of dataset {number} and the first only one has weights; expected weights in all datasets or in none"
+                )
+            if (other.query_ids.dtype.kind == "U") != (first.query_ids.dtype.kind == "U"):
+                raise ValueError(
+                    f"of dataset {number} and the first only one has text query ids; expected one kind in all datasets"
+                )
+        lengths = np.concatenate([d.lengths for d in datasets])
+        rows = None
+        if any(d.rows is not None for d in datasets):
+            own = [np.arange(len(d.labels)) if d.rows is None else d.rows for d in datasets]
+            shifts = np.cumsum([0] + [int(r.max()) + 1 for r in own[:-1]])
+            rows = np.concatenate([r + shift for r, shift in zip(own, shifts)])
+        return RankingDataset(
+            np.concatenate([d.features for d in datasets]),
+            np.concatenate([d.labels for d in datasets]),
+            np.concatenate([[0], np.cumsum(lengths)]),
+            np.concatenate([d.query_ids for d in datasets]),
+            first.feature_names,
+            None
+            if first.weights is None
+            else np.concatenate([d.weights for d in datasets if d.weights is not None]),
+            rows,
+            {"concatenated": [dict(d.provenance) for d in datasets]},
+        )
+
+    def in_source_order(self, values: np.ndarray) -> np.ndarray:
+        """Values of the documents [N, ...] in the order of the rows of the source.
+
+        >>> data = RankingDataset([[1.0], [2.0]], [0, 1], [0, 2], [7], rows=[1, 0])
+        >>> data.in_source_order(np.array([0.1, 0.2])).tolist()
+        [0.2, 0.1]
+        """
+        values = np.asarray(values)
+        _expect_length("values", values, len(self.labels), "document")
+        return values if self.rows is None else values[np.argsort(self.rows, kind="stable")]
+
+    def tensors(self, device: str | torch.device = "cpu") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(features, labels, offsets) on a device; on the CPU they share memory with the arrays, so do not write to them.
+
+        The result is kept, so that a dataset is moved to a GPU once.
+        """
+        import torch
+
+        device = torch.empty(0, device=device).device  # "cuda" and "cuda:0" are one
+        if device not in self._tensors:
+            with warnings.catch_warnings():  # torch warns of read-only arrays: memory maps are
+                warnings.simplefilter("ignore")
+                arrays = [torch.from_numpy(a) for a in (self.features, self.labels, self.offsets)]
+            self._tensors[device] = tuple(a.to(device) for a in arrays)
+        return self._tensors[device]
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the dataset as .npy files and a readable manifest; `open` maps them back.
+
+        The folder appears complete or not at all. An existing folder is refused, or with `overwrite` replaced if it
+        holds a saved dataset.
+        """
+        facts = {
+            "queries": len(self),
+            "documents": len(self.labels),
+            "features": self.features.shape[1],
+            "feature_names": self.feature_names,
+            "provenance": dict(self.provenance),
+        }
+        arrays = {name: getattr(self, name) for name in ARRAYS if getattr(self, name) is not None}
+        return write_folder(Path(folder), arrays, facts, overwrite=overwrite)
+
+    @staticmethod
+    def open(folder: str | os.PathLike[str], *, verify: bool = False) -> RankingDataset:
+        """Map a saved dataset into memory, without copying it.
+
+        Checked always: the manifest (format, version, its own checksum), that every file is there with its exact size,
+        type and shape, and the checksum of every array except large features. Features above 16 MiB are checked in 64
+        blocks spread over the file, which finds files that were mixed up, zeroed or half written but not every flipped
+        byte; `verify=True` reads and checks all of them.
+        """
+        arrays, facts = read_folder(Path(folder), verify=verify)
+        try:
+            return RankingDataset(
+                **arrays, feature_names=facts["feature_names"], provenance=facts["provenance"]
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{folder} does not hold a sound dataset: {error}; save it again") from error
+
+
+def group_rows(ids: np.ndarray) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
+    """Bring rows of equal id together: (order [N] or None if they already are, offsets [Q + 1], query_ids [Q]).
+
+    Queries stand in order of first appearance, rows of a query in their own order.
+
+    >>> order, offsets, query_ids = group_rows(np.array([5, 3, 5]))
+    >>> order.tolist(), offsets.tolist(), query_ids.tolist()
+    ([0, 2, 1], [0, 2, 3], [5, 3])
+    """
+    starts = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
+    runs = np.diff(np.append(starts, len(ids)))
+    _, first, which = np.unique(ids[starts], return_index=True, return_inverse=True)
+    if len(first) == len(starts):
+        return None, np.append(starts, len(ids)), ids[starts]
+    place = np.empty(len(first), np.int64)
+    place[np.argsort(first)] = np.arange(len(first))
+    query_of_run = place[which.reshape(-1)]
+    by_query = np.argsort(query_of_run, kind="stable")
+    ends = np.cumsum(runs[by_query])
+    order = np.arange(len(ids)) + np.repeat(starts[by_query] - (ends - runs[by_query]), runs[by_query])
+    lengths = np.bincount(query_of_run, weights=runs).astype(np.int64)
+    return order, np.concatenate([[0], np.cumsum(lengths)]), ids[np.sort(starts[first])]
+
+
+def mix(values: Integers) -> Integers:
+    """Scramble int64 numbers, array or tensor: the finaliser of splitmix64, a bijection; the same on every device.
+
+    Shuffles and subsamples sort by such keys, so that they depend on what is shuffled and not on what came before.
+
+    >>> mix(np.array([0, 1, 2])).tolist()
+    [0, 6238072747940578789, -2606959012126976886]
+    """
+    values = (
+        values ^ (values >> 30 & (1 << 34) - 1)
+    ) * -0x40A7B892E31B1A47  # the masks make the shifts logical
+    values = (values ^ (values >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
+    return values ^ (values >> 31 & (1 << 33) - 1)
+
+
+def _id_keys(ids: np.ndarray, seed: int) -> np.ndarray:
+    """Pseudo-random int64 keys [Q] of (seed, id)."""
+    key = mix(mix(np.full(len(ids), seed, np.int64)) + 1)
+    if ids.dtype.kind != "U":
+        return mix(key ^ mix(ids))
+    letters = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), -1).astype(np.int64)
+    for letter in letters.T:
+        key = np.where(letter, mix(key ^ letter), key)  # 0 is the filling of shorter texts
+    return key
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `describe` counts: `labels` maps label -> documents, `lengths` holds min, median, mean, p90 and max."""
+
+    queries: int
+    documents: int
+    features: int
+    labels: dict[float, int]
+    lengths: dict[str, float]
+    empty_queries: int
+
+    def __str__(self) -> str:
+        lengths = ", ".join(f"{name} {value:,.4g}" for name, value in self.lengths.items())
+        lines = [
+            f"queries        {self.queries:,} ({self.empty_queries:,} without a relevant document)",
+            f"documents      {self.documents:,}",
+            f"features       {self.features:,}",
+            f"list lengths   {lengths}",
+        ]
+        if len(self.labels) > 16:
+            lines.append(
+                f"labels         {len(self.labels):,} values, {min(self.labels)} to {max(self.labels)}"
+            )
+        else:
+            shares = [f"{v:>6}  {c:>12,}  {c / self.documents:6.1%}" for v, c in self.labels.items()]
+            lines += [f"{'labels' if i == 0 else '':<15}{line}" for i, line in enumerate(shares)]
+        return "\n".join(lines)
+
+
+def _as_float32(name: str, values: Any, ndim: int) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != ndim or array.dtype.kind not in "fiub":
+        raise ValueError(
+            f"{name} is {array.dtype} of shape {array.shape}; expected numbers with {ndim} dimension(s)"
+        )
+    if array.dtype == np.float32:
+        return np.ascontiguousarray(array)
+    with np.errstate(over="ignore"):
+        result = np.ascontiguousarray(array, dtype=np.float32)
+    if (np.isinf(result) & np.isfinite(array)).any():
+        raise ValueError(f"{name} holds numbers beyond float32; expected at most 3.4e38; clip them first")
+    return result
+
+
+def _as_int64(name: str, values: Any) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.dtype == np.uint64 and (array >> 63).any()):
+        raise ValueError(
+            f"{name} is {array.dtype} of shape {array.shape}; expected 64-bit integers with one dimension"
+        )
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _as_query_ids(values: Any) -> np.ndarray:
+    array = np.asarray(values)
+    if array.dtype == object and all(isinstance(v, str) for v in array):
+        array = array.astype(np.str_)
+    return array if array.dtype.kind == "U" and array.ndim == 1 else _as_int64("query_ids", array)
+
+
+def _expect_length(name: str, array: np.ndarray, length: int, unit: str) -> None:
+    if array.shape[:1] != (length,):
+        raise ValueError(
+            f"{name} has shape {array.shape}; expected one entry for each {unit}, {length} in all"
+        )
+
+
+def _expect_amounts(name: str, array: np.ndarray) -> None:
+    good = np.isfinite(array) & (array >= 0)
+    if not good.all():
+        where = int(np.argmin(good))
+        raise ValueError(f"{name}[{where}] is {array[where]}; expected a finite number that is not negative")
+
+
+def _plain(value: Any) -> float:
+    """1.0 as 1, 1.5 as 1.5: histograms of grades read better."""
+    return int(value) if float(value).is_integer() else float(value)
+
+
+def _count(number: int, unit: str) -> str:
+    plural = {"query": "queries"}.get(unit, unit + "s")
+    return f"{number:,} {unit if number == 1 else plural}"
