@@ -1,7 +1,7 @@
 """Room 1, data: from files to batches. Imports nothing else of rankgrad.
 
-The names below are loaded on first use, so that importing this package costs neither torch nor numba nor pyarrow.
-The generator of example data is `rankgrad.data.synthetic.synthetic`: its module has the same name.
+The names below are loaded on first use, so that importing this package costs neither torch nor numba nor
+pyarrow. The generator of example data is `rankgrad.data.synthetic.synthetic`: its module has the same name.
 """
 
 from importlib import import_module
@@ -31,7 +31,7 @@ _HOMES = {
     "read_svmlight": "svmlight",
     "read_table": "tables",
 }
-__all__ = list(_HOMES)  # noqa: PLE0605
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

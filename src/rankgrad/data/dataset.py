@@ -1,8 +1,9 @@
 """The one dataset type: ragged lists of documents, in memory or memory-mapped.
 
-Documents of a query lie together: query q owns the rows `offsets[q]:offsets[q + 1]` of `features` and `labels`. This
-file may touch arrays and the folder a dataset is saved in; it knows no text format. numpy only; torch is imported
-when tensors are asked for. A list without a relevant document (label > 0) is called empty.
+Documents of a query lie together: query q owns the rows `offsets[q]:offsets[q + 1]` of `features` and
+`labels`. This file may touch arrays and, through storage.py, the folder a dataset is saved in; it knows no
+file format. numpy only; torch is imported when tensors are asked for. A list without a relevant document
+(label > 0) is called empty.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ Integers = TypeVar("Integers", np.ndarray, "torch.Tensor")
 class RankingDataset:
     """Lists of documents: features [N, F], labels [N], offsets [Q + 1], query_ids [Q].
 
-    Arrays of another number type are converted. `weights` [Q] holds one weight per query. `rows` [N] holds the row of
-    the source each document came from, None where that is its own position. Features may be NaN (missing); they are
-    not scanned, so that a memory map of gigabytes costs nothing.
+    Arrays of another number type are converted. `weights` [Q] holds one weight per query, `rows` [N] the row
+    of the source each document came from (None: its own position). Features may be NaN (missing); float32
+    features are not scanned, so that a memory map of gigabytes costs nothing.
 
     >>> data = RankingDataset([[1.0], [2.0], [3.0]], labels=[0, 2, 1], offsets=[0, 2, 3], query_ids=[7, 9])
     >>> data
@@ -58,8 +59,8 @@ class RankingDataset:
         documents, width = features.shape
         if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != documents or (np.diff(offsets) <= 0).any():
             raise ValueError(
-                f"offsets do not cut {documents} documents into lists; expected [0, ..., {documents}], strictly "
-                "increasing, at least one query and no query without documents"
+                f"offsets do not cut {documents} documents into lists; expected [0, ..., {documents}], "
+                "strictly increasing: at least one query, and no query without documents"
             )
         if width == 0:
             raise ValueError("features have no columns; expected at least one feature per document")
@@ -90,7 +91,8 @@ class RankingDataset:
 
     def __repr__(self) -> str:
         documents, width = self.features.shape
-        return f"RankingDataset({_count(len(self), 'query')}, {_count(documents, 'document')}, {_count(width, 'feature')})"
+        counts = _count(len(self), "query"), _count(documents, "document"), _count(width, "feature")
+        return f"RankingDataset({', '.join(counts)})"
 
     @property
     def lengths(self) -> np.ndarray:
@@ -100,7 +102,7 @@ class RankingDataset:
     def describe(self) -> Description:
         """Counts a person checks first; print it.
 
-        >>> data = RankingDataset([[1.0], [2.0], [3.0]], labels=[0, 2, 0], offsets=[0, 2, 3], query_ids=[7, 9])
+        >>> data = RankingDataset([[1.0], [2.0], [3.0]], [0, 2, 0], offsets=[0, 2, 3], query_ids=[7, 9])
         >>> data.describe().labels
         {0: 2, 2: 1}
         """
@@ -126,7 +128,7 @@ class RankingDataset:
 
         Neighbouring queries in their own order are a view; anything else is a copy.
 
-        >>> data = RankingDataset([[1.0], [2.0], [3.0]], labels=[0, 2, 1], offsets=[0, 2, 3], query_ids=[7, 9])
+        >>> data = RankingDataset([[1.0], [2.0], [3.0]], [0, 2, 1], offsets=[0, 2, 3], query_ids=[7, 9])
         >>> data.select([1]).features.tolist()
         [[3.0]]
         """
@@ -134,7 +136,8 @@ class RankingDataset:
             chosen = np.atleast_1d(np.arange(len(self))[queries])
         except IndexError as error:
             raise ValueError(
-                f"cannot select queries: {error}; expected positions from 0 to {len(self) - 1} or a mask of {len(self)}"
+                f"cannot select queries: {error}; expected positions from 0 to {len(self) - 1} "
+                f"or a mask of {len(self)}"
             ) from None
         if chosen.ndim != 1 or len(chosen) == 0:
             raise ValueError(
@@ -160,9 +163,9 @@ class RankingDataset:
         )
 
     def split(self, parts: Sequence[float] | Sequence[int], *, seed: int = 0) -> list[RankingDataset]:
-        """Cut the queries at random into parts: fractions that sum to 1, or numbers of queries that sum to all.
+        """Cut the queries at random into parts: fractions that sum to 1, or numbers of queries.
 
-        Where a query goes depends on the seed and its id, not on its place in the data, and a query is never cut.
+        The draw depends on the seed and the query ids, not on the order of the data; a query is never cut.
         Within a part the queries keep their order. Two lists with the same id are two queries.
 
         >>> data = RankingDataset(np.ones((4, 1)), np.ones(4), np.arange(5), query_ids=[1, 2, 3, 4])
@@ -177,22 +180,23 @@ class RankingDataset:
         total = 1 if sizes.dtype.kind == "f" else len(self)
         if abs(sizes.sum() - total) > 1e-6:
             raise ValueError(
-                f"the parts {list(parts)} sum to {sizes.sum()}; expected fractions that sum to 1 or sizes to {len(self)}"
+                f"the parts {list(parts)} sum to {sizes.sum()}; expected fractions that sum to 1 "
+                f"or numbers of queries that sum to {len(self)}"
             )
         cuts = np.rint(np.cumsum(sizes) * (len(self) / total)).astype(np.int64)
         if (np.diff(cuts, prepend=0) == 0).any():
             raise ValueError(
-                f"the parts {list(parts)} of {len(self)} queries leave a part without queries; use fewer parts"
+                f"the parts {list(parts)} of {len(self)} queries leave a part empty; use fewer parts"
             )
-        order = np.argsort(_id_keys(self.query_ids, seed), kind="stable")
+        order = np.argsort(random_keys(self.query_ids, seed), kind="stable")
         return [self.select(np.sort(part)) for part in np.split(order, cuts[:-1])]
 
     @staticmethod
     def concatenate(datasets: Sequence[RankingDataset]) -> RankingDataset:
         """The queries of several datasets one after the other.
 
-        Feature counts and names must agree; weights must be in all or in none. Lists are never merged: where two datasets
-        use the same query id, both lists stay, as two queries of that id.
+        Feature counts and names must agree; weights must be in all or in none. Lists are never merged: where
+        two datasets use the same query id, both lists stay, as two queries of that id.
 
         >>> one = RankingDataset([[1.0]], [0], [0, 1], [7])
         >>> RankingDataset.concatenate([one, one]).query_ids.tolist()
@@ -202,23 +206,18 @@ class RankingDataset:
             raise ValueError("nothing to concatenate; expected at least one dataset")
         first = datasets[0]
         for number, other in enumerate(datasets[1:], start=2):
-            if other.features.shape[1] != first.features.shape[1]:
-                raise ValueError(
-                    f"dataset {number} has {other.features.shape[1]} features and the first {first.features.shape[1]}; "
-                    "expected equal widths; read them with the same features="
-                )
-            if other.feature_names != first.feature_names:
-                raise ValueError(
-                    f"dataset {number} has other feature names than the first; give them the same columns in the same order"
-                )
-            if (other.weights is None) != (first.weights is None):
-                raise ValueError(
-                    f"of dataset {number} and the first only one has weights; expected weights in all datasets or in none"
-                )
-            if (other.query_ids.dtype.kind == "U") != (first.query_ids.dtype.kind == "U"):
-                raise ValueError(
-                    f"of dataset {number} and the first only one has text query ids; expected one kind in all datasets"
-                )
+            differences = {
+                "number of features": (first.features.shape[1], other.features.shape[1]),
+                "feature names": (first.feature_names, other.feature_names),
+                "kind of query ids": (first.query_ids.dtype.kind, other.query_ids.dtype.kind),
+                "presence of weights": (first.weights is not None, other.weights is not None),
+            }
+            for what, (own, its) in differences.items():
+                if own != its:
+                    raise ValueError(
+                        f"dataset {number} differs from the first in its {what}: {its} and {own}; "
+                        "expected the same in all; read them with the same options"
+                    )
         lengths = np.concatenate([d.lengths for d in datasets])
         rows = None
         if any(d.rows is not None for d in datasets):
@@ -250,7 +249,7 @@ class RankingDataset:
         return values if self.rows is None else values[np.argsort(self.rows, kind="stable")]
 
     def tensors(self, device: str | torch.device = "cpu") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(features, labels, offsets) on a device; on the CPU they share memory with the arrays, so do not write to them.
+        """(features, labels, offsets) on a device; on the CPU the arrays themselves: do not write to them.
 
         The result is kept, so that a dataset is moved to a GPU once.
         """
@@ -267,8 +266,8 @@ class RankingDataset:
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the dataset as .npy files and a readable manifest; `open` maps them back.
 
-        The folder appears complete or not at all. An existing folder is refused, or with `overwrite` replaced if it
-        holds a saved dataset.
+        The folder appears complete or not at all. An existing folder is refused unless it is empty, or holds
+        a saved dataset and `overwrite` is given.
         """
         facts = {
             "queries": len(self),
@@ -284,10 +283,10 @@ class RankingDataset:
     def open(folder: str | os.PathLike[str], *, verify: bool = False) -> RankingDataset:
         """Map a saved dataset into memory, without copying it.
 
-        Checked always: the manifest (format, version, its own checksum), that every file is there with its exact size,
-        type and shape, and the checksum of every array except large features. Features above 16 MiB are checked in 64
-        blocks spread over the file, which finds files that were mixed up, zeroed or half written but not every flipped
-        byte; `verify=True` reads and checks all of them.
+        Checked always: the manifest (format, version, its own checksum), every file's presence and exact
+        size, and the checksum of every file except large features. Features above 16 MiB are compared in 64 blocks
+        of 4 KiB spread over the file, which finds a file that was mixed up, zeroed or rewritten but not every
+        flipped byte; `verify=True` reads and checks all of it.
         """
         arrays, facts = read_folder(Path(folder), verify=verify)
         try:
@@ -299,9 +298,10 @@ class RankingDataset:
 
 
 def group_rows(ids: np.ndarray) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """Bring rows of equal id together: (order [N] or None if they already are, offsets [Q + 1], query_ids [Q]).
+    """Bring rows of equal id together: (order [N] or None, offsets [Q + 1], query_ids [Q]).
 
-    Queries stand in order of first appearance, rows of a query in their own order.
+    Queries stand in order of first appearance, rows of a query in their own order; None says that the rows
+    already lie so.
 
     >>> order, offsets, query_ids = group_rows(np.array([5, 3, 5]))
     >>> order.tolist(), offsets.tolist(), query_ids.tolist()
@@ -323,9 +323,10 @@ def group_rows(ids: np.ndarray) -> tuple[np.ndarray | None, np.ndarray, np.ndarr
 
 
 def mix(values: Integers) -> Integers:
-    """Scramble int64 numbers, array or tensor: the finaliser of splitmix64, a bijection; the same on every device.
+    """Scramble int64 numbers, array or tensor: the finaliser of splitmix64, a bijection.
 
-    Shuffles and subsamples sort by such keys, so that they depend on what is shuffled and not on what came before.
+    Shuffles and subsamples sort by such keys: they depend on what is drawn, not on what was drawn before, and
+    are the same on every device.
 
     >>> mix(np.array([0, 1, 2])).tolist()
     [0, 6238072747940578789, -2606959012126976886]
@@ -337,20 +338,26 @@ def mix(values: Integers) -> Integers:
     return values ^ (values >> 31 & (1 << 33) - 1)
 
 
-def _id_keys(ids: np.ndarray, seed: int) -> np.ndarray:
-    """Pseudo-random int64 keys [Q] of (seed, id)."""
-    key = mix(mix(np.full(len(ids), seed, np.int64)) + 1)
+def random_keys(ids: np.ndarray, *numbers: int) -> np.ndarray:
+    """Pseudo-random int64 keys [Q], each a function of its query id (integer or text) and the numbers alone.
+
+    >>> int(random_keys(np.array([3, 4]), 0)[1]) == int(random_keys(np.array([4, 5]), 0)[0])
+    True
+    """
+    keys = np.zeros(len(ids), np.int64)
+    for number in numbers:
+        keys = mix(keys + 1) ^ np.int64((number + 2**63) % 2**64 - 2**63)
     if ids.dtype.kind != "U":
-        return mix(key ^ mix(ids))
+        return mix(mix(keys + 1) ^ mix(ids))
     letters = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), -1).astype(np.int64)
     for letter in letters.T:
-        key = np.where(letter, mix(key ^ letter), key)  # 0 is the filling of shorter texts
-    return key
+        keys = np.where(letter, mix(keys + 1) ^ letter, keys)  # 0 is the filling of shorter texts
+    return mix(keys)
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `describe` counts: `labels` maps label -> documents, `lengths` holds min, median, mean, p90 and max."""
+    """What `describe` counts; `labels` maps label to documents, `lengths` a statistic's name to its value."""
 
     queries: int
     documents: int
