@@ -1,0 +1,76 @@
+"""Checks of plain parameters (numbers, cut-offs, choices). Imports nothing of rankgrad.
+
+A message names the argument, what was expected and what came.
+"""
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite number above zero.
+
+    >>> positive("tau", 0)
+    Traceback (most recent call last):
+    ...
+    ValueError: tau must be a finite number above 0, got 0
+    """
+    number = _number(name, value, "a finite number above 0")
+    if not number > 0:
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+    return number
+
+
+def non_negative(name: str, value: Any) -> float:
+    """A finite number, zero or above."""
+    number = _number(name, value, "a finite number, 0 or above")
+    if number < 0:
+        raise ValueError(f"{name} must be a finite number, 0 or above, got {value!r}")
+    return number
+
+
+def whole(name: str, value: Any, minimum: int) -> int:
+    """A whole number, `minimum` or above."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = minimum - 1
+    if isinstance(value, bool) or number < minimum:
+        raise ValueError(f"{name} must be a whole number, {minimum} or above, got {value!r}")
+    return number
+
+
+def cutoff(value: Any) -> int | None:
+    """A rank cut-off k: None for the whole list, or a whole number from 1.
+
+    >>> cutoff(0)
+    Traceback (most recent call last):
+    ...
+    ValueError: k must be None (the whole list) or a whole number, 1 or above, got 0
+    """
+    if value is None:
+        return None
+    try:
+        return whole("k", value, 1)
+    except ValueError:
+        raise ValueError(f"k must be None (the whole list) or a whole number, 1 or above, got {value!r}") from None
+
+
+def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
+    """One of a few words."""
+    words = list(choices)
+    if not isinstance(value, str) or value not in words:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {value!r}")
+    return value
+
+
+def _number(name: str, value: Any, expected: str) -> float:
+    try:
+        number = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
+    return number

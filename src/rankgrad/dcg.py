@@ -1,0 +1,57 @@
+"""Gains, discounts and the ideal DCG: the one home of these conventions.
+
+    gain      g(y) = 2^y - 1 ("exp2"), y ("linear"), or any function of the labels
+    discount  d(j) = 1 / log2(j + 1) at rank j = 1, 2, ..., and 0 below the cut-off k
+    max DCG   the DCG@k of the documents sorted by gain
+
+All in float64: these are vectors, and gains of labels up to 30 must stay exact. Imports nothing of rankgrad.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Gain = str | Callable[[Tensor], Tensor]
+
+
+def gains(labels: Tensor, mask: Tensor, gain: Gain) -> Tensor:
+    """g(y) of each document, 0 under the padding, [..., L] float64.
+
+    >>> gains(torch.tensor([0.0, 1.0, 2.0, 4.0]), torch.tensor([True, True, True, False]), "exp2").tolist()
+    [0.0, 1.0, 3.0, 0.0]
+    """
+    labels = labels.double()
+    if gain == "exp2":
+        values = torch.exp2(labels) - 1
+    elif gain == "linear":
+        values = labels
+    elif callable(gain):
+        values = gain(labels)
+        if not isinstance(values, Tensor) or values.shape != labels.shape:
+            came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(f"gain must return a tensor of the labels' shape {tuple(labels.shape)}, got {came}")
+        values = values.detach().double()
+    else:
+        raise ValueError(f"gain must be 'exp2', 'linear' or a function of the labels, got {gain!r}")
+    return torch.where(mask, values, values.new_zeros(()))
+
+
+def discounts(length: int, k: int | None, device: torch.device) -> Tensor:
+    """d(1), ..., d(length), 0 beyond rank k, [length] float64."""
+    ranks = torch.arange(1, length + 1, dtype=torch.float64, device=device)
+    values = 1 / torch.log2(ranks + 1)
+    return values if k is None else values * (ranks <= k)
+
+
+def ideal_dcg(gain_values: Tensor, k: int | None) -> Tensor:
+    """The largest DCG@k any order of the documents reaches, [...] float64."""
+    best = gain_values.sort(dim=-1, descending=True).values
+    return (best * discounts(best.shape[-1], k, best.device)).sum(-1)
+
+
+def normalised_gains(gain_values: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
+    """Gains divided by the list's ideal DCG@k, and which lists have one; gains are 0 where they have none."""
+    ideal = ideal_dcg(gain_values, k)[..., None]
+    has_ideal = ~(ideal <= 0)  # NaN (gains beyond float64) stays, to be seen
+    return torch.where(has_ideal, gain_values / torch.where(has_ideal, ideal, 1.0), 0.0), has_ideal[..., 0]

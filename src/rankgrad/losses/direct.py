@@ -1,0 +1,368 @@
+"""The metric itself as a loss: NDCG, MAP, MRR, ERR and precision through a relaxed sort.
+
+With P the relaxed sort of the scores, scale = Sinkhorn scaling and q = scale(P) x, the values x in relaxed order of the
+scores, each loss is minus the metric written in q. As tau -> 0 it becomes minus the metric. What all of them take:
+
+    tau                        temperature of the sort
+    sinkhorn_iters, sinkhorn_tol   rounds of scaling at most, and when a list has had enough (0: never before the last round)
+    sort                       the relaxation: neural_sort, soft_sort, ot_sort, or any function of their signature
+    samples, noise             the stochastic form: mean over S perturbed copies of the scores; Gumbel noise is drawn from
+                               `generator`, or given as `noise` [S, ..., L]
+    beta, log_scores, perturb  s' = s - min s + 1e-10 within the list, then beta log s' + beta G (perturb="paper": an exact
+                               Plackett-Luce sampler of s') or log s' + beta G ("allrank", the reference code);
+                               log_scores=False: s + beta G
+
+A list teaches with two documents, one of them relevant (y > 0; y >= threshold for the binary metrics).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankgrad.arguments import cutoff, non_negative, one_of, positive, whole
+from rankgrad.dcg import Gain, discounts, gains, normalised_gains
+from rankgrad.masked import Lists, prepare, reduce
+from rankgrad.sorting import gumbel, neural_sort, sinkhorn, sort_values
+
+Sort = Callable[..., Tensor]
+
+
+def neural_ndcg(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    tau: float = 1.0,
+    gain: Gain = "exp2",
+    sinkhorn_iters: int = 30,
+    sinkhorn_tol: float = 1e-6,
+    sort: Sort = neural_sort,
+    samples: int | None = None,
+    beta: float = 0.1,
+    log_scores: bool = True,
+    perturb: str = "paper",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """NeuralNDCG@k (Pobrotyn & Bialobrzeski 2021): -(1 / maxDCG@k) sum_{j <= k} (scale(P) g(y))_j d(j); [..., L] -> scalar.
+
+    >>> s, y = torch.tensor([[0.5, 0.2, 0.1, 0.3]]), torch.tensor([[4, 2, 0, 1]])
+    >>> [round(neural_ndcg(s, y, tau=tau).item(), 4) for tau in (1.0, 0.1, 0.001)]
+    [-0.7799, -0.9537, -0.9849]
+    """
+    k = cutoff(k)
+    relaxation = Relaxation(
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
+    ).checked()
+    lists = prepare(scores, labels, mask, check)
+    values, has_ideal = normalised_gains(gains(lists.labels, lists.mask, gain), k)
+    by_rank = discounts(lists.scores.shape[-1], k, scores.device).to(lists.scores.dtype)
+    ndcg = (_by_rank(lists, values, relaxation, labels.shape) * by_rank).sum(-1)
+    return _loss(ndcg, lists, (lists.labels > 0) & has_ideal[..., None], relaxation, reduction)
+
+
+def neural_ndcg_transposed(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    tau: float = 1.0,
+    gain: Gain = "exp2",
+    sinkhorn_iters: int = 30,
+    sinkhorn_tol: float = 1e-6,
+    sort: Sort = neural_sort,
+    samples: int | None = None,
+    beta: float = 0.1,
+    log_scores: bool = True,
+    perturb: str = "paper",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """NeuralNDCG^T@k: -(1 / maxDCG@k) sum_i g(y_i) (scale(P^T) d)_i, d(j) = 0 for j > k; [..., L] -> scalar.
+
+    Taken literally: the transposed matrix is scaled, ranks first and documents last, so that each document's weights
+    over the ranks sum to one. The paper's reference code transposes after scaling instead, which is `neural_ndcg` again.
+
+    >>> s, y = torch.tensor([[0.5, 0.2, 0.1, 0.3]]), torch.tensor([[4, 2, 0, 1]])
+    >>> round(neural_ndcg_transposed(s, y, k=2, tau=0.001).item(), 4)
+    -0.9253
+    """
+    k = cutoff(k)
+    relaxation = Relaxation(
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
+    ).checked()
+    lists = prepare(scores, labels, mask, check)
+    values, has_ideal = normalised_gains(gains(lists.labels, lists.mask, gain), k)
+    by_rank = discounts(lists.scores.shape[-1], k, scores.device)
+    discount = _relaxed(lists, by_rank, relaxation, labels.shape, transposed=True)  # of each document
+    ndcg = (discount * values.to(discount.dtype)).sum(-1)
+    return _loss(ndcg, lists, (lists.labels > 0) & has_ideal[..., None], relaxation, reduction)
+
+
+def neural_map(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    threshold: float = 1.0,
+    tau: float = 1.0,
+    sinkhorn_iters: int = 30,
+    sinkhorn_tol: float = 1e-6,
+    sort: Sort = neural_sort,
+    samples: int | None = None,
+    beta: float = 0.1,
+    log_scores: bool = True,
+    perturb: str = "paper",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """-AP@k: -(1 / R) sum_{i <= k} (q_i / i) sum_{m <= i} q_m, q = scale(P) [y >= threshold]; [..., L] -> scalar.
+
+    R counts all relevant documents of the list, as trec_eval does.
+
+    >>> s, y = torch.tensor([0.5, 0.2, 0.1, 0.3]), torch.tensor([0, 1, 0, 1])
+    >>> round(neural_map(s, y, tau=0.001).item(), 4)
+    -0.5833
+    """
+    k, threshold = cutoff(k), positive("threshold", threshold)
+    relaxation = Relaxation(
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
+    ).checked()
+    lists = prepare(scores, labels, mask, check)
+    relevant = lists.mask & (lists.labels >= threshold)
+    q = _by_rank(lists, relevant, relaxation, labels.shape)
+    precision = q.cumsum(-1) / _ranks(q)
+    total = relevant.sum(-1).clamp(min=1)
+    average_precision = (q * precision * _top(q, k)).sum(-1) / total
+    return _loss(average_precision, lists, relevant, relaxation, reduction)
+
+
+def neural_mrr(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    threshold: float = 1.0,
+    tau: float = 1.0,
+    sinkhorn_iters: int = 30,
+    sinkhorn_tol: float = 1e-6,
+    sort: Sort = neural_sort,
+    samples: int | None = None,
+    beta: float = 0.1,
+    log_scores: bool = True,
+    perturb: str = "paper",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """-RR@k: -sum_{i <= k} (q_i / i) prod_{m < i} (1 - q_m), q = scale(P) [y >= threshold]; [..., L] -> scalar.
+
+    >>> s, y = torch.tensor([0.5, 0.2, 0.1, 0.3]), torch.tensor([0, 1, 0, 1])
+    >>> round(neural_mrr(s, y, tau=0.001).item(), 4)
+    -0.5
+    """
+    k, threshold = cutoff(k), positive("threshold", threshold)
+    relaxation = Relaxation(
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
+    ).checked()
+    lists = prepare(scores, labels, mask, check)
+    relevant = lists.mask & (lists.labels >= threshold)
+    stops = _by_rank(lists, relevant, relaxation, labels.shape)
+    return _loss(_cascade(stops, k), lists, relevant, relaxation, reduction)
+
+
+def neural_err(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    max_label: float = 4.0,
+    tau: float = 1.0,
+    sinkhorn_iters: int = 30,
+    sinkhorn_tol: float = 1e-6,
+    sort: Sort = neural_sort,
+    samples: int | None = None,
+    beta: float = 0.1,
+    log_scores: bool = True,
+    perturb: str = "paper",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """-ERR@k: `neural_mrr` with the stop probabilities (2^y - 1) / 2^max_label; [..., L] -> scalar.
+
+    Labels above `max_label` count as `max_label`, so that a probability never exceeds one.
+
+    >>> s, y = torch.tensor([0.5, 0.2]), torch.tensor([1, 4])
+    >>> round(neural_err(s, y, tau=0.001).item(), 6)
+    -0.501953
+    """
+    k, max_label = cutoff(k), positive("max_label", max_label)
+    relaxation = Relaxation(
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
+    ).checked()
+    lists = prepare(scores, labels, mask, check)
+    chance = gains(lists.labels.clamp(max=max_label), lists.mask, "exp2") / 2**max_label
+    stops = _by_rank(lists, chance, relaxation, labels.shape)
+    return _loss(_cascade(stops, k), lists, lists.labels > 0, relaxation, reduction)
+
+
+def neural_precision(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    threshold: float = 1.0,
+    tau: float = 1.0,
+    sinkhorn_iters: int = 30,
+    sinkhorn_tol: float = 1e-6,
+    sort: Sort = neural_sort,
+    samples: int | None = None,
+    beta: float = 0.1,
+    log_scores: bool = True,
+    perturb: str = "paper",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """-precision@k: -(1 / k) sum_{i <= k} q_i, q = scale(P) [y >= threshold]; [..., L] -> scalar.
+
+    It divides by k even where a list is shorter, as trec_eval does; k = None takes the list's length.
+
+    >>> s, y = torch.tensor([0.5, 0.2, 0.1, 0.3]), torch.tensor([0, 1, 0, 1])
+    >>> round(neural_precision(s, y, k=2, tau=0.001).item(), 4)
+    -0.5
+    """
+    k, threshold = cutoff(k), positive("threshold", threshold)
+    relaxation = Relaxation(
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
+    ).checked()
+    lists = prepare(scores, labels, mask, check)
+    relevant = lists.mask & (lists.labels >= threshold)
+    q = _by_rank(lists, relevant, relaxation, labels.shape)
+    depth = lists.counts.clamp(min=1) if k is None else k
+    return _loss((q * _top(q, k)).sum(-1) / depth, lists, relevant, relaxation, reduction)
+
+
+class Relaxation(NamedTuple):
+    """How the scores are perturbed, sorted and scaled; the module's docstring says what each field means."""
+
+    tau: float
+    iters: int
+    tol: float
+    sort: Sort
+    samples: int | None
+    beta: float
+    log_scores: bool
+    perturb: str
+    generator: torch.Generator | None
+    noise: Tensor | None
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether a leading dimension of samples exists."""
+        return self.samples is not None or self.noise is not None
+
+    def checked(self) -> "Relaxation":
+        """The same, or a ValueError that names the argument."""
+        if not callable(self.sort):
+            raise ValueError(f"sort must be a function such as rankgrad.sorting.neural_sort, got {self.sort!r}")
+        if self.noise is not None and not (isinstance(self.noise, Tensor) and self.noise.is_floating_point()):
+            raise ValueError(f"noise must be a floating-point tensor, got {type(self.noise).__name__}")
+        if self.samples is not None and self.noise is not None and self.noise.shape[:1] != (self.samples,):
+            raise ValueError(
+                f"noise must have {self.samples} samples as samples= says, got shape {tuple(self.noise.shape)}"
+            )
+        one_of("perturb", self.perturb, ("paper", "allrank"))
+        return self._replace(
+            tau=positive("tau", self.tau),
+            iters=whole("sinkhorn_iters", self.iters, 0),
+            tol=non_negative("sinkhorn_tol", self.tol),
+            samples=None if self.samples is None else whole("samples", self.samples, 1),
+            beta=non_negative("beta", self.beta),
+        )
+
+
+def _by_rank(lists: Lists, values: Tensor, relaxation: Relaxation, shape: torch.Size) -> Tensor:
+    """Q = scale(P) values: the documents' values in relaxed order, [..., L] or [S, ..., L]."""
+    return _relaxed(lists, values.to(lists.scores.dtype), relaxation, shape)
+
+
+def _relaxed(
+    lists: Lists, values: Tensor, relaxation: Relaxation, shape: torch.Size, *, transposed: bool = False
+) -> Tensor:
+    """scale(P) values, or scale(P^T) values; samples are a new leading dimension."""
+    scores, mask = lists.scores, lists.mask
+    if relaxation.stochastic:
+        scores = _perturbed(lists, relaxation, shape)  # [S, ..., L]
+        mask = mask.expand_as(scores)
+    values = values.to(scores.dtype).expand_as(scores)
+    tau, iters, tol = relaxation.tau, relaxation.iters, relaxation.tol
+    if relaxation.sort is neural_sort:
+        return sort_values(scores, values, mask, tau=tau, iters=iters, tol=tol, transposed=transposed)
+    matrix = relaxation.sort(scores, mask, tau=tau)
+    scaled = sinkhorn(matrix.mT if transposed else matrix, iters=iters, tol=tol)
+    return (scaled * values[..., None, :]).sum(-1)
+
+
+def _perturbed(lists: Lists, relaxation: Relaxation, shape: torch.Size) -> Tensor:
+    """Noisy copies of the scores, [S, ..., L]; `shape` is that of the caller's labels, which noise must repeat."""
+    scores, mask, beta = lists.scores, lists.mask, relaxation.beta
+    if relaxation.noise is None:
+        assert relaxation.samples is not None
+        noise = gumbel((relaxation.samples, *scores.shape), scores, relaxation.generator)
+    else:
+        if relaxation.noise.shape[1:] != shape or relaxation.noise.dim() == 0:
+            raise ValueError(
+                f"noise must have the shape [S, ...] with the scores' {tuple(shape)} after the samples, "
+                f"got {tuple(relaxation.noise.shape)}"
+            )
+        noise = relaxation.noise.detach().to(scores)
+        noise = noise if shape[-1] else noise.new_zeros(len(noise), *scores.shape)
+    noise = beta * torch.where(mask, noise, 0.0)
+    if not relaxation.log_scores:
+        return torch.where(mask, scores + noise, 0.0)
+    lowest = scores.masked_fill(~mask, torch.finfo(scores.dtype).max).amin(-1, keepdim=True)
+    # The lowest score's own shift is constant: letting 1 / eps enter its gradient only to cancel would drown the rest.
+    at_lowest = ~mask | (scores <= lowest)
+    shifted = torch.where(at_lowest, 1e-10, scores - lowest + 1e-10)
+    scale = beta if relaxation.perturb == "paper" else 1.0
+    return torch.where(mask, scale * shifted.log() + noise, 0.0)
+
+
+def _cascade(stops: Tensor, k: int | None) -> Tensor:
+    """sum_{i <= k} (1 / i) stops_i prod_{m < i} (1 - stops_m): a reader who goes down the list until satisfied."""
+    reaches = torch.nn.functional.pad((1 - stops).cumprod(-1)[..., :-1], (1, 0), value=1.0)
+    return (stops * reaches / _ranks(stops) * _top(stops, k)).sum(-1)
+
+
+def _ranks(values: Tensor) -> Tensor:
+    return torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
+
+
+def _top(values: Tensor, k: int | None) -> Tensor:
+    """1 at ranks up to k, 0 below."""
+    return (_ranks(values) <= (values.shape[-1] if k is None else k)).to(values.dtype)
+
+
+def _loss(metric: Tensor, lists: Lists, relevant: Tensor, relaxation: Relaxation, reduction: str) -> Tensor:
+    """Minus the metric, mean over samples, reduced over the lists that teach."""
+    metric = metric.mean(0) if relaxation.stochastic else metric
+    return reduce(-metric, (lists.counts >= 2) & relevant.any(-1), lists, reduction)

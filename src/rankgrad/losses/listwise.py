@@ -1,0 +1,127 @@
+"""Listwise losses: the whole list against its labels. A list teaches with two documents, one of them relevant (y > 0)."""
+
+import torch
+from torch import Tensor
+
+from rankgrad.arguments import one_of
+from rankgrad.masked import Lists, log_softmax, prepare, reduce
+from rankgrad.sorting import random_source
+
+
+def listnet(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """ListNet (Cao et al. 2007), top one: -sum_j softmax(y)_j log softmax(s)_j; [..., L] -> scalar.
+
+    >>> round(listnet(torch.tensor([0.0, 0.0]), torch.tensor([1, 0])).item(), 6)
+    0.693147
+    """
+    lists = prepare(scores, labels, mask, check)
+    target = torch.where(lists.mask, log_softmax(lists.labels, lists.mask).exp(), 0.0)
+    return _cross_entropy(lists, target, reduction)
+
+
+def softmax(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """Softmax cross-entropy: -sum_j y_j log softmax(s)_j; [..., L] -> scalar.
+
+    >>> round(softmax(torch.tensor([0.0, 0.0]), torch.tensor([2, 0])).item(), 6)
+    1.386294
+    """
+    lists = prepare(scores, labels, mask, check)
+    return _cross_entropy(lists, lists.labels, reduction)
+
+
+def xe_ndcg(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """XE-NDCG (Bruch 2019): -sum_j rho_j log softmax(s)_j, rho = (2^y - gamma) / sum (2^y - gamma); [..., L] -> scalar.
+
+    gamma is uniform on [0, 1), one per document, from `generator` or given as `noise` [..., L].
+
+    >>> round(xe_ndcg(torch.zeros(2), torch.tensor([1, 0]), noise=torch.tensor([0.5, 0.5])).item(), 6)
+    0.693147
+    """
+    lists = prepare(scores, labels, mask, check)
+    gamma = _uniform(lists, labels.shape, generator, noise)
+    weights = torch.where(lists.mask, torch.exp2(lists.labels) - gamma, 0.0)
+    total = weights.sum(-1, keepdim=True)
+    return _cross_entropy(lists, weights / torch.where(total > 0, total, 1.0), reduction)
+
+
+def listmle(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    ties: str = "group",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """ListMLE (Xia et al. 2008): -log Plackett-Luce likelihood of the label order; [..., L] -> scalar.
+
+    sum_i (log sum_{j: y_j <= y_i} exp s_j) - s_i for `ties="group"`, so the input order of equal labels cannot matter;
+    `ties="random"` breaks them by random keys, uniform from `generator` or given as `noise` [..., L].
+
+    >>> round(listmle(torch.zeros(3), torch.tensor([2, 1, 0])).item(), 6)
+    1.791759
+    """
+    one_of("ties", ties, ("group", "random"))
+    lists = prepare(scores, labels, mask, check)
+    keys = lists.labels.masked_fill(~lists.mask, torch.inf)  # padding last: the sums below never reach it
+    if ties == "random":
+        shuffle = _uniform(lists, labels.shape, generator, noise).argsort(-1)
+        order = shuffle.gather(-1, keys.gather(-1, shuffle).argsort(dim=-1, stable=True))
+    else:
+        order = keys.argsort(dim=-1, stable=True)
+    ascending = lists.scores.gather(-1, order).double()  # float64: these are vectors, and exponents must not drift
+    log_sums = ascending.logcumsumexp(-1)
+    if ties == "group":
+        ordered_keys = keys.gather(-1, order)
+        last_of_group = torch.searchsorted(ordered_keys, ordered_keys, right=True) - 1
+        log_sums = log_sums.gather(-1, last_of_group)
+    values = torch.where(lists.mask.gather(-1, order), log_sums - ascending, 0.0).sum(-1)
+    return reduce(values.to(lists.scores.dtype), _teaches(lists), lists, reduction)
+
+
+def _cross_entropy(lists: Lists, target: Tensor, reduction: str) -> Tensor:
+    """-sum_j target_j log softmax(s)_j, the target 0 under the padding."""
+    log_probabilities = torch.where(lists.mask, log_softmax(lists.scores, lists.mask), 0.0)
+    values = -(target.to(lists.scores.dtype) * log_probabilities).sum(-1)
+    return reduce(values, _teaches(lists), lists, reduction)
+
+
+def _teaches(lists: Lists) -> Tensor:
+    return (lists.counts >= 2) & (lists.labels > 0).any(-1)
+
+
+def _uniform(lists: Lists, shape: torch.Size, generator: torch.Generator | None, noise: Tensor | None) -> Tensor:
+    """One number per document, [..., L] float64, zero under the padding: given by the caller, or uniform on [0, 1)."""
+    if noise is None:
+        source = random_source(generator, lists.labels.device)
+        return torch.rand(lists.labels.shape, dtype=torch.float64, device=lists.labels.device, generator=source)
+    if not isinstance(noise, Tensor) or noise.shape != shape:
+        came = tuple(noise.shape) if isinstance(noise, Tensor) else type(noise).__name__
+        raise ValueError(f"noise must be a tensor of the scores' shape {tuple(shape)}, got {came}")
+    padded = noise.detach().double() if shape[-1] else lists.labels.new_zeros(lists.labels.shape)
+    return torch.where(lists.mask, padded, 0.0)

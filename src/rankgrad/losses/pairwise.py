@@ -1,0 +1,191 @@
+"""Pairwise losses: sums over pairs of documents of w_ij softplus(s_j - s_i), the weights w detached.
+
+A list teaches if it has a pair with different labels. With a cut-off `k` a pair counts if at least one of the two stands
+in the current top k (`pairs="any"`, as LightGBM, XGBoost and TF-Ranking have it) or only if both do (`pairs="both"`, as the
+paper's reference code has it: there a relevant document below rank k gets no gradient at all).
+
+The NDCG weights use G_i = g(y_i) / maxDCG@k, the current ranks pi and D(r) = 1 / d(r) = log2(1 + r).
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rankgrad.arguments import cutoff, non_negative, one_of
+from rankgrad.dcg import Gain, discounts, gains, normalised_gains
+from rankgrad.masked import Lists, prepare, ranks_by_score, reduce
+
+
+def ranknet(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    pairs: str = "any",
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """RankNet (Burges et al. 2005): sum over pairs y_i > y_j of softplus(s_j - s_i); [..., L] -> scalar.
+
+    >>> round(ranknet(torch.tensor([0.0, 0.0, 0.0]), torch.tensor([1, 0, 0])).item(), 6)
+    1.386294
+    """
+    k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
+    lists = prepare(scores, labels, mask, check)
+    counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
+    return _sum_over_pairs(lists, counted.to(lists.scores.dtype), reduction)
+
+
+def lambdarank(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    gain: Gain = "exp2",
+    pairs: str = "any",
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """LambdaRank (Burges et al. 2006): RankNet's pairs times |G_i - G_j| |d(pi_i) - d(pi_j)|; [..., L] -> scalar.
+
+    >>> round(lambdarank(torch.tensor([1.0, 0.0]), torch.tensor([0, 1])).item(), 6)
+    0.484686
+    """
+    k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
+    lists = prepare(scores, labels, mask, check)
+    counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
+    weights = _gain_gaps(lists, k, gain) * _discount_gaps(lists)
+    return _sum_over_pairs(lists, counted * weights, reduction)
+
+
+def ndcg_loss1(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    gain: Gain = "exp2",
+    pairs: str = "any",
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """NDCG-Loss1 (Wang et al. 2018): sum over all i != j of (G_i / D(pi_i)) softplus(s_j - s_i); [..., L] -> scalar.
+
+    Unlike its siblings it sums over every ordered pair, whatever the labels.
+
+    >>> round(ndcg_loss1(torch.tensor([1.0, 0.0]), torch.tensor([1, 0])).item(), 6)
+    0.313262
+    """
+    k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
+    lists = prepare(scores, labels, mask, check)
+    others = ~torch.eye(lists.mask.shape[-1], dtype=torch.bool, device=scores.device)
+    counted = _real_pairs(lists) & others & _top_pairs(lists, k, pairs)
+    gain_values, _ = normalised_gains(gains(lists.labels, lists.mask, gain), k)
+    weights = (gain_values * _current_discounts(lists)).to(lists.scores.dtype)
+    return _sum_over_pairs(lists, counted * weights[..., :, None], reduction)
+
+
+def ndcg_loss2(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    gain: Gain = "exp2",
+    pairs: str = "any",
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """NDCG-Loss2 (Wang et al. 2018): RankNet's pairs times |G_i - G_j| delta_ij; [..., L] -> scalar.
+
+    delta_ij = |1 / D(m) - 1 / D(m + 1)| with m = |pi_i - pi_j|, the distance of the two current ranks.
+
+    >>> round(ndcg_loss2(torch.tensor([1.0, 0.0]), torch.tensor([0, 1])).item(), 6)
+    0.484686
+    """
+    k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
+    lists = prepare(scores, labels, mask, check)
+    counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
+    weights = _gain_gaps(lists, k, gain) * _distance_weights(lists)
+    return _sum_over_pairs(lists, counted * weights, reduction)
+
+
+def ndcg_loss2pp(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    mu: float = 10.0,
+    gain: Gain = "exp2",
+    pairs: str = "any",
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """NDCG-Loss2++ (Wang et al. 2018): LambdaRank's weights plus `mu` times NDCG-Loss2's; [..., L] -> scalar.
+
+    >>> round(ndcg_loss2pp(torch.tensor([1.0, 0.0]), torch.tensor([0, 1])).item(), 6)
+    5.331544
+    """
+    k, pairs, mu = cutoff(k), one_of("pairs", pairs, ("any", "both")), non_negative("mu", mu)
+    lists = prepare(scores, labels, mask, check)
+    counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
+    weights = _gain_gaps(lists, k, gain) * (_discount_gaps(lists) + mu * _distance_weights(lists))
+    return _sum_over_pairs(lists, counted * weights, reduction)
+
+
+def _sum_over_pairs(lists: Lists, weights: Tensor, reduction: str) -> Tensor:
+    """Sum of w_ij softplus(s_j - s_i), weights [..., L, L] zero for pairs that do not count."""
+    ahead = lists.scores[..., :, None] - lists.scores[..., None, :]  # s_i - s_j
+    values = -(weights * functional.logsigmoid(ahead)).sum((-1, -2))
+    highest = lists.labels.masked_fill(~lists.mask, -torch.inf).amax(-1)
+    lowest = lists.labels.masked_fill(~lists.mask, torch.inf).amin(-1)
+    return reduce(values, highest > lowest, lists, reduction)
+
+
+def _real_pairs(lists: Lists) -> Tensor:
+    return lists.mask[..., :, None] & lists.mask[..., None, :]
+
+
+def _label_pairs(lists: Lists) -> Tensor:
+    """Pairs of real documents with y_i > y_j, [..., L, L]."""
+    return _real_pairs(lists) & (lists.labels[..., :, None] > lists.labels[..., None, :])
+
+
+def _top_pairs(lists: Lists, k: int | None, pairs: str) -> Tensor:
+    """Pairs that count under the cut-off, [..., L, L]."""
+    if k is None:
+        return _real_pairs(lists)
+    top = ranks_by_score(lists.scores, lists.mask) <= k
+    if pairs == "any":
+        return top[..., :, None] | top[..., None, :]
+    return top[..., :, None] & top[..., None, :]
+
+
+def _gain_gaps(lists: Lists, k: int | None, gain: Gain) -> Tensor:
+    """|G_i - G_j|, [..., L, L]."""
+    gain_values, _ = normalised_gains(gains(lists.labels, lists.mask, gain), k)
+    gain_values = gain_values.to(lists.scores.dtype)
+    return (gain_values[..., :, None] - gain_values[..., None, :]).abs()
+
+
+def _current_discounts(lists: Lists) -> Tensor:
+    """d(pi_i) at the ranks the scores give now, [..., L] float64."""
+    by_rank = discounts(lists.scores.shape[-1], None, lists.scores.device)
+    return by_rank[ranks_by_score(lists.scores, lists.mask) - 1]
+
+
+def _discount_gaps(lists: Lists) -> Tensor:
+    """|d(pi_i) - d(pi_j)|, [..., L, L]."""
+    current = _current_discounts(lists).to(lists.scores.dtype)
+    return (current[..., :, None] - current[..., None, :]).abs()
+
+
+def _distance_weights(lists: Lists) -> Tensor:
+    """d(m) - d(m + 1) for the distance m of the current ranks, [..., L, L]; 0 on the diagonal."""
+    by_rank = discounts(lists.scores.shape[-1] + 1, None, lists.scores.device)
+    by_distance = functional.pad(by_rank[:-1] - by_rank[1:], (1, 0)).to(lists.scores.dtype)  # index m = 0, 1, ...
+    ranks = ranks_by_score(lists.scores, lists.mask)
+    return by_distance[(ranks[..., :, None] - ranks[..., None, :]).abs()]

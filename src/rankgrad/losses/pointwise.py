@@ -1,0 +1,78 @@
+"""Pointwise losses: each document is judged against its own label. A list teaches if it has a real document."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rankgrad.arguments import positive
+from rankgrad.masked import Lists, prepare, reduce
+
+
+def rmse(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    levels: float = 5.0,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """sqrt(mean_j (y_j - levels * sigmoid(s_j))^2), `levels` = 5 for labels 0..4; [..., L] -> scalar.
+
+    >>> rmse(torch.tensor([0.0, 0.0]), torch.tensor([2.5, 1.5])).item()
+    0.7071067690849304
+    """
+    levels = positive("levels", levels)
+    lists = prepare(scores, labels, mask, check)
+    error = lists.labels.to(lists.scores.dtype) - levels * lists.scores.sigmoid()
+    mean = _mean_over_documents(error.square(), lists)
+    exact = mean == 0  # the square root's gradient is infinite there; a perfect fit has nothing to teach
+    root = torch.where(exact, 1.0, mean).sqrt()
+    return reduce(torch.where(exact, mean, root), lists.mask.any(-1), lists, reduction)
+
+
+def bce(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    threshold: float = 1.0,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """Mean binary cross-entropy of sigmoid(s_j) against [y_j >= threshold]; [..., L] -> scalar.
+
+    >>> round(bce(torch.tensor([0.0, 0.0]), torch.tensor([1, 0])).item(), 6)
+    0.693147
+    """
+    threshold = positive("threshold", threshold)
+    lists = prepare(scores, labels, mask, check)
+    relevant = (lists.labels >= threshold).to(lists.scores.dtype)
+    losses = functional.binary_cross_entropy_with_logits(lists.scores, relevant, reduction="none")
+    return reduce(_mean_over_documents(losses, lists), lists.mask.any(-1), lists, reduction)
+
+
+def ordinal(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """Mean over documents of sum_t BCE(sigmoid(s_jt), [y_j > t]), t = 0..K-1; scores [..., L, K] -> scalar.
+
+    K = levels - 1 logits per document; a document's ranking score is the sum of their sigmoids.
+
+    >>> round(ordinal(torch.zeros(2, 4), torch.tensor([0, 3])).item(), 6)
+    2.772589
+    """
+    lists = prepare(scores, labels, mask, check, units=True)
+    thresholds = torch.arange(lists.scores.shape[-1], device=scores.device)
+    exceeds = (lists.labels[..., None] > thresholds).to(lists.scores.dtype)
+    losses = functional.binary_cross_entropy_with_logits(lists.scores, exceeds, reduction="none").sum(-1)
+    return reduce(_mean_over_documents(losses, lists), lists.mask.any(-1), lists, reduction)
+
+
+def _mean_over_documents(values: Tensor, lists: Lists) -> Tensor:
+    return torch.where(lists.mask, values, 0.0).sum(-1) / lists.counts.clamp(min=1)

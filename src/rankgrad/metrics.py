@@ -1,0 +1,249 @@
+"""Metrics: `metric(scores, labels, mask=None, *, k=None, empty=...)` of tensors [..., L] -> one value per list, [...].
+
+Documents are ranked by score, best first. Equal scores keep their input order (a stable sort, as LightGBM and XGBoost
+have it). `k` cuts the ranking, None takes it whole. A list without a relevant document (y > 0 for the graded metrics,
+y >= threshold for the binary ones) gets the value `empty`: 1 for `ndcg`, as in the paper, LightGBM and XGBoost, and 0
+for all others unless told otherwise; `float("nan")` marks such lists, so that `nanmean` leaves them out. `check` is that
+of the losses. Values are float32, or float64 for float64 scores.
+"""
+
+import difflib
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rankgrad.arguments import cutoff, positive
+from rankgrad.dcg import Gain, discounts, gains, ideal_dcg
+from rankgrad.masked import Lists, order_by_score, poison, prepare
+
+
+def ndcg(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    gain: Gain = "exp2",
+    empty: float = 1.0,
+    check: bool | None = None,
+) -> Tensor:
+    """NDCG@k = DCG@k / maxDCG@k.
+
+    >>> round(ndcg(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 2, 1]), k=2).item(), 6)
+    0.521296
+    """
+    k = cutoff(k)
+    lists = prepare(scores, labels, mask, check)
+    gain_values = gains(lists.labels, lists.mask, gain)
+    ideal = ideal_dcg(gain_values, k)
+    value = _dcg(lists, gain_values, k) / torch.where(ideal > 0, ideal, 1.0)
+    return _finish(value, lists, (lists.labels > 0).any(-1) & ~(ideal <= 0), empty)
+
+
+def dcg(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    gain: Gain = "exp2",
+    empty: float = 0.0,
+    check: bool | None = None,
+) -> Tensor:
+    """DCG@k = sum_{j <= k} g(y_(j)) / log2(j + 1), y_(j) the label at rank j.
+
+    >>> dcg(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([2, 0, 1])).item()
+    3.5
+    """
+    k = cutoff(k)
+    lists = prepare(scores, labels, mask, check)
+    value = _dcg(lists, gains(lists.labels, lists.mask, gain), k)
+    return _finish(value, lists, (lists.labels > 0).any(-1), empty)
+
+
+def average_precision(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    threshold: float = 1.0,
+    empty: float = 0.0,
+    check: bool | None = None,
+) -> Tensor:
+    """AP@k = (1 / R) sum of precision@i over the relevant ranks i <= k; R counts all relevant documents, as in trec_eval.
+
+    >>> round(average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 1, 1])).item(), 6)
+    0.583333
+    """
+    k = cutoff(k)
+    lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
+    value = (hits * hits.cumsum(-1) / _ranks(hits) * _top(hits, k)).sum(-1) / total.clamp(min=1)
+    return _finish(value, lists, total > 0, empty)
+
+
+def reciprocal_rank(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    threshold: float = 1.0,
+    empty: float = 0.0,
+    check: bool | None = None,
+) -> Tensor:
+    """RR@k = 1 / rank of the first relevant document, 0 if it stands below k.
+
+    >>> reciprocal_rank(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 1, 2])).item()
+    0.5
+    """
+    k = cutoff(k)
+    lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
+    return _finish((hits / _ranks(hits) * _top(hits, k)).amax(-1), lists, total > 0, empty)
+
+
+def err(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    max_label: float = 4.0,
+    empty: float = 0.0,
+    check: bool | None = None,
+) -> Tensor:
+    """ERR@k (Chapelle et al. 2009) = sum_{i <= k} (p_i / i) prod_{m < i} (1 - p_m), p = (2^y - 1) / 2^max_label.
+
+    Labels above `max_label` count as `max_label`.
+
+    >>> err(torch.tensor([2.0, 1.0]), torch.tensor([1, 4])).item()
+    0.501953125
+    """
+    k, max_label = cutoff(k), positive("max_label", max_label)
+    lists = prepare(scores, labels, mask, check)
+    chance = gains(lists.labels.clamp(max=max_label), lists.mask, "exp2") / 2**max_label
+    stops = chance.gather(-1, order_by_score(lists.scores, lists.mask))
+    reaches = torch.nn.functional.pad((1 - stops).cumprod(-1)[..., :-1], (1, 0), value=1.0)
+    value = (stops * reaches / _ranks(stops) * _top(stops, k)).sum(-1)
+    return _finish(value, lists, (lists.labels > 0).any(-1), empty)
+
+
+def precision(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    threshold: float = 1.0,
+    empty: float = 0.0,
+    check: bool | None = None,
+) -> Tensor:
+    """Precision@k = relevant documents among the first k, divided by k (also where the list is shorter, as in trec_eval).
+
+    >>> precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 1, 1]), k=2).item()
+    0.5
+    """
+    k = cutoff(k)
+    lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
+    depth = lists.counts.clamp(min=1) if k is None else k
+    return _finish((hits * _top(hits, k)).sum(-1) / depth, lists, total > 0, empty)
+
+
+def recall(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    threshold: float = 1.0,
+    empty: float = 0.0,
+    check: bool | None = None,
+) -> Tensor:
+    """Recall@k = relevant documents among the first k, divided by all relevant documents.
+
+    >>> recall(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 1, 1]), k=2).item()
+    0.5
+    """
+    k = cutoff(k)
+    lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
+    return _finish((hits * _top(hits, k)).sum(-1) / total.clamp(min=1), lists, total > 0, empty)
+
+
+def hit_rate(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    threshold: float = 1.0,
+    empty: float = 0.0,
+    check: bool | None = None,
+) -> Tensor:
+    """1 if a relevant document stands among the first k, else 0.
+
+    >>> hit_rate(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 1, 1]), k=1).item()
+    0.0
+    """
+    k = cutoff(k)
+    lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
+    return _finish((hits * _top(hits, k)).amax(-1), lists, total > 0, empty)
+
+
+METRICS: dict[str, Callable[..., Tensor]] = {
+    "ndcg": ndcg,
+    "dcg": dcg,
+    "map": average_precision,
+    "mrr": reciprocal_rank,
+    "err": err,
+    "precision": precision,
+    "recall": recall,
+    "hit_rate": hit_rate,
+}
+
+
+def parse_metric(name: str) -> Callable[..., Tensor]:
+    """The metric a name such as "ndcg@10" or "map" stands for: a function with its cut-off filled in.
+
+    >>> parse_metric("precision@2")(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 1, 1])).item()
+    0.5
+    """
+    base, at, depth = name.partition("@") if isinstance(name, str) else (repr(name), "", "")
+    if base not in METRICS:
+        near = difflib.get_close_matches(base, METRICS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{name!r} is not a metric; expected one of {', '.join(METRICS)}, with @k for a cut-off{hint}")
+    if at and not (depth.isascii() and depth.isdigit() and int(depth) >= 1):
+        raise ValueError(f"{name!r} is not a metric; expected a whole number, 1 or above, after the @")
+    return functools.partial(METRICS[base], k=int(depth) if at else None)
+
+
+def _ranked_relevance(
+    scores: Tensor, labels: Tensor, mask: Tensor | None, threshold: float, check: bool | None
+) -> tuple[Lists, Tensor, Tensor]:
+    """The lists, 1 where the document at a rank is relevant ([..., L] float64), and how many are relevant in all."""
+    threshold = positive("threshold", threshold)
+    lists = prepare(scores, labels, mask, check)
+    relevant = lists.mask & (lists.labels >= threshold)
+    hits = relevant.gather(-1, order_by_score(lists.scores, lists.mask)).double()
+    return lists, hits, relevant.sum(-1)
+
+
+def _dcg(lists: Lists, gain_values: Tensor, k: int | None) -> Tensor:
+    ranked = gain_values.gather(-1, order_by_score(lists.scores, lists.mask))
+    return (ranked * discounts(ranked.shape[-1], k, ranked.device)).sum(-1)
+
+
+def _ranks(values: Tensor) -> Tensor:
+    return torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
+
+
+def _top(values: Tensor, k: int | None) -> Tensor:
+    return (_ranks(values) <= (values.shape[-1] if k is None else k)).to(values.dtype)
+
+
+def _finish(value: Tensor, lists: Lists, has_relevant: Tensor, empty: float) -> Tensor:
+    """The rule for empty lists, NaN for unsound ones, and the scores' dtype."""
+    value = torch.where(has_relevant, value, float(empty))
+    return poison(value, lists).to(lists.scores.dtype)

@@ -1,0 +1,266 @@
+"""The arithmetic of relaxed sorting: NeuralSort and Sinkhorn with hand-written backward passes. Imports nothing of rankgrad.
+
+Two ideas carry this module (both for one list of n documents, scores sorted descending).
+
+*Nothing cancels.* NeuralSort's logits relative to the diagonal are z_ij = -T_ij / tau with T_ii = 0 and
+
+    T_ij = sum_{j <= k < i} (s_j - s_k) + (s_j - s_{k+1})            below the diagonal (i > j)
+    T_ij = 2 (j - i) (s_i - s_j) - T_ji                              above it
+
+sums of non-negative float64 numbers, so softmax_j z is right in float32 for any scores and temperature, ties included.
+
+*Sinkhorn keeps vectors.* Every iterate is diag(u) A diag(v). A round is v = 1 / (A^T u), u = 1 / (A v); the forward pass
+saves (u, v) of each round, and the backward pass walks the rounds in reverse with two matrix-vector products each and
+assembles the gradient of A from all rounds as one product of thin matrices.
+
+Lists come flat, [B, L], real documents first; `counts` [B] says how many are real.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# Entries of the n x n matrices worked on at once: small enough for a CPU's caches, large enough to feed a GPU.
+_ENTRIES_AT_ONCE = {"cpu": 2**19, "cuda": 2**25}
+
+_SMALLEST_LOGIT = {
+    torch.float32: -64.0,
+    torch.float64: -600.0,
+}  # exp of it is far below half a unit in the last place
+
+
+class Rounds(NamedTuple):
+    """What Sinkhorn scaling remembers: the scaling vectors of each round, and which lists it still changed."""
+
+    rows: Tensor  # u_0, ..., u_T, [T + 1, B, R]
+    columns: Tensor  # v_1, ..., v_T, [T, B, C]
+    active: Tensor  # [T, B] bool
+
+
+class ScaledSort(torch.autograd.Function):
+    """scale(P) x for sorted scores, or scale(P^T) x; P is rebuilt in the backward pass, never kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scores: Tensor,
+        counts: Tensor,
+        values: Tensor,
+        tau: float,
+        iters: int,
+        tol: float,
+        transposed: bool,
+    ) -> Tensor:
+        """[B, L] scores (sorted), counts [B], values [B, L] -> [B, L]."""
+        out = torch.zeros_like(values)
+        ctx.chunks = list(_chunks(counts, scores.shape[-1]))
+        ctx.rounds, ctx.tau, ctx.transposed = [], tau, transposed
+        for lists, width in ctx.chunks:
+            matrix = _neural_sort(scores[lists, :width], counts[lists], tau)
+            A, A_T = _both_ways(matrix, transposed)
+            rounds = _scale(A, A_T, iters, tol)
+            scaled = (rounds.columns[-1] if iters else 1.0) * values[lists, :width]
+            out[lists, :width] = rounds.rows[-1] * _times(scaled, A_T)
+            ctx.rounds.append(rounds)
+        ctx.save_for_backward(scores, counts, values)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """d/d scores; the values are constants."""
+        scores, counts, values = ctx.saved_tensors
+        out = torch.zeros_like(scores)
+        for (lists, width), rounds in zip(ctx.chunks, ctx.rounds):
+            ordered, count, x, g = (
+                scores[lists, :width],
+                counts[lists],
+                values[lists, :width],
+                grad[lists, :width],
+            )
+            matrix = _neural_sort(ordered, count, ctx.tau)
+            A, A_T = _both_ways(matrix, ctx.transposed)
+            u, v = rounds.rows[-1], rounds.columns[-1] if len(rounds.columns) else torch.ones_like(x)
+            # the output is M x with M = diag(u) A diag(v): adjoints of log u and log v
+            row_adjoint = g * u * _times(v * x, A_T)
+            column_adjoint = x * v * _times(u * g, A)
+            left, right = _scale_backward(A, A_T, rounds, row_adjoint, column_adjoint)
+            left = torch.cat([left, (u * g)[None]]).transpose(0, 1)  # [B, 2 T + 1, R]
+            right = torch.cat([right, (v * x)[None]]).transpose(0, 1)
+            if ctx.transposed:
+                left, right = right, left
+            matrix_grad = torch.bmm(left.mT, right)
+            out[lists, :width] = _scores_grad(matrix, matrix_grad, ordered, count, ctx.tau)
+        return out, None, None, None, None, None, None
+
+
+class NeuralSortMatrix(torch.autograd.Function):
+    """NeuralSort's matrix of sorted scores, [B, L] -> [B, L, L], columns in the sorted order."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, counts: Tensor, tau: float) -> Tensor:
+        """[B, L] scores (sorted), counts [B] -> [B, L, L]."""
+        matrix = _neural_sort(scores, counts, tau)
+        ctx.save_for_backward(matrix, scores, counts)
+        ctx.tau = tau
+        return matrix
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """d/d scores."""
+        matrix, scores, counts = ctx.saved_tensors
+        return _scores_grad(matrix, grad, scores, counts, ctx.tau), None, None
+
+
+class ScaledMatrix(torch.autograd.Function):
+    """Sinkhorn scaling of any non-negative matrices, [B, R, C] -> [B, R, C]."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, iters: int, tol: float) -> Tensor:
+        """Scale columns, then rows, `iters` times; each matrix of the batch stops by itself."""
+        rounds = _scale(matrix, matrix.mT.contiguous(), iters, tol)
+        ctx.save_for_backward(matrix, *rounds)
+        return rounds.rows[-1][:, :, None] * matrix * rounds.columns[-1][:, None, :]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """d/d matrix."""
+        matrix, *saved = ctx.saved_tensors
+        rounds = Rounds(*saved)
+        factor = rounds.rows[-1][:, :, None] * grad * rounds.columns[-1][:, None, :]
+        weighted = factor * matrix
+        left, right = _scale_backward(matrix, matrix.mT.contiguous(), rounds, weighted.sum(-1), weighted.sum(-2))
+        return factor + torch.bmm(left.permute(1, 2, 0), right.transpose(0, 1)), None, None
+
+
+def _chunks(counts: Tensor, length: int) -> Iterator[tuple[Tensor | slice, int]]:
+    """Lists to work on together, and the width they need.
+
+    On the CPU lists of similar length go together and are cut to their longest; elsewhere lengths are not known to the
+    host, and asking for them would stall the device.
+    """
+    entries = _ENTRIES_AT_ONCE.get(counts.device.type, 2**25)
+    if counts.device.type != "cpu":
+        size = max(1, entries // max(1, length * length))
+        yield from ((slice(start, start + size), length) for start in range(0, len(counts), size))
+        return
+    by_length = counts.argsort(stable=True)
+    lengths = counts[by_length].tolist()
+    end = len(lengths)
+    while end > 0 and lengths[end - 1] > 0:
+        width = lengths[end - 1]
+        size = max(1, entries // (width * width))
+        start = max(0, end - size)
+        yield by_length[start:end], width
+        end = start
+
+
+def _neural_sort(scores: Tensor, counts: Tensor, tau: float) -> Tensor:
+    """Softmax over j of -T_ij / tau, zero beyond the real documents, [B, L] -> [B, L, L]; see the module's docstring."""
+    length = scores.shape[-1]
+    s = scores.double()
+    s = s - s[:, :1]  # only differences matter
+    position = torch.arange(length, device=scores.device)
+    real = position < counts[:, None]  # [B, L]
+    s = torch.where(real, s, 0.0)
+    steps = 2 * s[:, None, :] - (s[:, :-1] + s[:, 1:])[:, :, None]  # (s_j - s_k) + (s_j - s_{k+1}), [B, L - 1, L]
+    below = torch.nn.functional.pad(steps.tril_().cumsum_(-2), (0, 0, 1, 0))  # T below the diagonal
+    apart = (position - position[:, None]).clamp_(min=0) * 2.0  # 2 (j - i) above the diagonal
+    T = (s[:, :, None] - s[:, None, :]).mul_(apart).sub_(below.mT).add_(below).clamp_(min=0)
+    # Weights that would be subnormal, or drag products with them there, make CPUs crawl: they are exact zeros instead.
+    logits = torch.threshold_(T.div_(-tau), _SMALLEST_LOGIT[scores.dtype], -torch.inf)
+    weights = logits.to(scores.dtype).exp_()
+    weights.mul_(real[:, None, :]).mul_(real[:, :, None])
+    return weights.div_(weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).tiny))
+
+
+def _scores_grad(matrix: Tensor, grad: Tensor, scores: Tensor, counts: Tensor, tau: float) -> Tensor:
+    """From d/d NeuralSort to d/d sorted scores, [B, L, L] -> [B, L].
+
+    d z_ij / d s_j = (r_i - rho_j) / tau with rho_j = sum_k sign(s_j - s_k), which is small where the matrix is large, and
+    the rest goes through b_j: - (1 / tau) sum_k sign(s_j - s_k) (sum_i dz_ik). Equal scores have sign 0.
+    """
+    logit_grad = matrix * grad
+    logit_grad -= matrix * logit_grad.sum(-1, keepdim=True)
+    position = torch.arange(scores.shape[-1], device=scores.device)
+    real = position < counts[:, None]
+    ascending = torch.where(real, -scores.double(), torch.inf)
+    better = torch.searchsorted(ascending, ascending)  # how many documents have a larger score
+    not_worse = torch.searchsorted(ascending, ascending, right=True)
+    count = counts[:, None]
+    rho = count - better - not_worse
+    r = count - 1 - 2 * position
+    by_column = logit_grad.sum(-2, dtype=torch.float64)
+    prefix = torch.nn.functional.pad(by_column.cumsum(-1), (1, 0))
+    signs = (prefix[:, -1:] - prefix.gather(-1, not_worse)) - prefix.gather(-1, better)
+    direct = (logit_grad * (r[:, :, None] - rho[:, None, :])).sum(-2, dtype=torch.float64)
+    return torch.where(real, (direct - signs) / tau, 0.0).to(scores.dtype)
+
+
+def _both_ways(matrix: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+    """A and its transpose, both contiguous: products with row vectors are several times faster on a CPU."""
+    flipped = matrix.mT.contiguous()
+    return (flipped, matrix) if transposed else (matrix, flipped)
+
+
+def _times(vector: Tensor, matrix: Tensor) -> Tensor:
+    """Row vectors times matrices, [B, R] and [B, R, C] -> [B, C]."""
+    return torch.bmm(vector[:, None, :], matrix)[:, 0]
+
+
+def _scale(A: Tensor, A_T: Tensor, iters: int, tol: float) -> Rounds:
+    """Sinkhorn's scaling vectors; a list whose sums are all within `tol` of one after a full round is left as it is."""
+    u = A.new_ones(A.shape[:2])
+    rows, columns, active = [u], [], []
+    running = torch.ones(len(A), dtype=torch.bool, device=A.device)
+    v = A.new_zeros(A_T.shape[:2])
+    for done in range(iters):
+        sums = _times(u, A)  # column sums of diag(u) A
+        if done and tol > 0:
+            # after a round rows sum to one; columns are off by what this product shows
+            running = running & ~((v * sums - (v > 0).to(v.dtype)).abs().amax(-1) < tol)
+            if A.device.type == "cpu" and not bool(running.any()):
+                break
+        v = torch.where(running[:, None], _reciprocal(sums), v)
+        u = torch.where(running[:, None], _reciprocal(_times(v, A_T)), u)
+        rows.append(u)
+        columns.append(v)
+        active.append(running)
+    if not columns:
+        return Rounds(torch.stack(rows), v[:0].new_zeros(0, *v.shape), running.new_zeros(0, len(A)))
+    return Rounds(torch.stack(rows), torch.stack(columns), torch.stack(active))
+
+
+def _scale_backward(
+    A: Tensor, A_T: Tensor, rounds: Rounds, row_adjoint: Tensor, column_adjoint: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of A through all rounds as thin factors: dA = sum_t left_t right_t^T, [2 T, B, R] and [2 T, B, C].
+
+    The adjoints are those of log u_T and log v_T. Row step t: dA -= w v_t^T with w = u_t abar, cbar -= v_t (A^T w). Column
+    step t: dA -= u_{t-1} x^T with x = v_t cbar, abar = -u_{t-1} (A x).
+    """
+    row_terms, column_terms = [], []
+    for t in range(len(rounds.columns) - 1, -1, -1):
+        running = rounds.active[t][:, None]
+        u, v, before = rounds.rows[t + 1], rounds.columns[t], rounds.rows[t]
+        w = torch.where(running, u * row_adjoint, 0.0)
+        column_adjoint = column_adjoint - v * _times(w, A)
+        x = torch.where(running, v * column_adjoint, 0.0)
+        row_adjoint = torch.where(running, -before * _times(x, A_T), row_adjoint)
+        column_adjoint = torch.where(running, 0.0, column_adjoint)
+        row_terms.append(w)
+        column_terms.append(x)
+    if not row_terms:
+        return rounds.rows[:0], rounds.columns[:0]
+    left = torch.cat([torch.stack(row_terms[::-1]), rounds.rows[:-1]]).neg_()
+    right = torch.cat([rounds.columns, torch.stack(column_terms[::-1])])
+    return left, right
+
+
+def _reciprocal(sums: Tensor) -> Tensor:
+    """1 / x, and 0 for the sum of an all-zero row or column."""
+    return torch.where(sums > 0, 1 / sums, 0.0)
