@@ -284,9 +284,9 @@ class RankingDataset:
         """Map a saved dataset into memory, without copying it.
 
         Checked always: the manifest (format, version, its own checksum), every file's presence and exact
-        size, and the checksum of every file except large features. Features above 16 MiB are compared in 64 blocks
-        of 4 KiB spread over the file, which finds a file that was mixed up, zeroed or rewritten but not every
-        flipped byte; `verify=True` reads and checks all of it.
+        size, and the checksum of every file except large features. Features above 16 MiB are compared in 64
+        blocks of 4 KiB spread over the file, which finds a file that was mixed up, zeroed or rewritten but not
+        every flipped byte; `verify=True` reads and checks all of it.
         """
         arrays, facts = read_folder(Path(folder), verify=verify)
         try:
