@@ -43,7 +43,7 @@ class Size:
 
 
 # `istella` has Istella's width and its numbers of train and test queries. Istella ships no validation file:
-# ours is an extra draw of a quarter as many queries as train. Lists are as long as Istella-S's (103 documents):
+# ours is an extra draw of a quarter as many queries as train. Lists are as long as Istella-S's (mean 103):
 # at the full set's 315 the train split alone would be 6 GB. Labels and everything else are as in `web30k`.
 SIZES: Mapping[str, Size] = {
     "tiny": Size((30, 10, 10), 136, mean_length=12, spread=0.5, longest=30),
@@ -148,9 +148,7 @@ def synthetic(size: str = "small", split: str = "train", seed: int = 0) -> Ranki
         factors, relevance[rows] = _documents(lengths[first:last], block)
         features[rows] = _columns(world, factors, block).T
 
-    with ThreadPoolExecutor(
-        os.cpu_count()
-    ) as threads:  # numpy lets go of the interpreter lock in all of this
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # numpy lets go of the interpreter lock in all of this
         list(threads.map(fill, range(0, queries, BLOCK)))
 
     return RankingDataset(

@@ -1,0 +1,256 @@
+"""Scaling of features: fitted on the train split, stored with the model, applied to whatever is ranked later.
+
+This module touches numpy arrays only. A `Scaling` is a pure function of single values: what a document becomes
+depends on the train split alone, never on the batch it comes in. Statistics are taken in float64 over blocks of
+rows, so that a memory-mapped dataset of gigabytes is never copied.
+
+Whatever the kind: a missing value (NaN) becomes 0; a column that is constant or missing throughout the train split
+becomes 0; values beyond 1e30, such as Istella's 1.797e308, count as the column's largest ordinary value; the
+result is finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankgrad.data.dataset import RankingDataset
+
+KINDS = ("auto", "web30k", "symlog", "standard", "quantile", "none")
+
+ABSURD = 1e30
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+BLOCK = 4096  # rows taken at once: a few megabytes in float64
+SAMPLE = 65_536  # documents, evenly spaced, that quantiles and tails are judged by
+HEAVY = 10.0  # kurtosis from which `auto` takes logarithms; normal 3, exponential 9
+AUTO_LIMIT = 10.0  # `auto` cuts what lies further than this many deviations from the mean
+QUANTILES = 1_001
+
+# The paper's transform of Web30K, 0-based columns: the language models count downwards, and some columns stay linear.
+WEB30K_FEATURES = 136
+WEB30K_NEGATED = (*range(110, 121), 123, 124)
+WEB30K_LINEAR = (5, 6, 7, 8, 9, 15, 19, 57, 58, 62, 75, 79, 85, *range(95, 105), 121, 122, 127, 129, 130)
+
+AS_IS, LOG, SYMLOG = 0, 1, 2  # curves a column is sent through: x, log(max(x, 0) + unit), sign(x) log(1 + |x| / unit)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """A fitted scaling. `arrays` are its parameters per column; `to_state` and `from_state` carry it to disk and back.
+
+    >>> data = RankingDataset([[1.0, 5.0], [3.0, 5.0]], [0, 1], [0, 2], [7])
+    >>> scaling = fit_scaling(data, "standard")
+    >>> scaling.apply(np.array([[1.0, 5.0], [5.0, np.nan]])).tolist()
+    [[-1.0, 0.0], [3.0, 0.0]]
+    >>> Scaling.from_state(scaling.to_state()).kind
+    'standard'
+    """
+
+    kind: str
+    arrays: Mapping[str, NDArray[Any]]
+
+    @property
+    def columns(self) -> int:
+        """Number of features a document must have."""
+        return len(self.arrays["low"])
+
+    def apply(self, features: NDArray[Any]) -> NDArray[np.float32]:
+        """Scaled features [N, F] as a new float32 array."""
+        features = np.asarray(features)
+        if features.ndim != 2 or features.shape[1] != self.columns:
+            raise ValueError(
+                f"cannot scale an array of shape {list(features.shape)}; expected [documents, {self.columns}], the "
+                "features this scaling was fitted on"
+            )
+        scaled = np.empty(features.shape, np.float32)
+        curve = _interpolated if self.kind == "quantile" else _standardised
+        for rows, x in _blocks(features):
+            x = _tame(x, self.arrays["low"], self.arrays["high"])
+            missing = np.isnan(x)
+            y = curve(np.where(missing, 0.0, x), self.arrays)
+            scaled[rows] = np.where(missing, 0.0, y)
+        return scaled
+
+    def to_state(self) -> dict[str, NDArray[Any]]:
+        """Plain arrays by name, for safetensors or .npz; the kind is among them as its UTF-8 bytes."""
+        return {"kind": np.frombuffer(self.kind.encode(), np.uint8).copy(), **self.arrays}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Scaling:
+        """The scaling `to_state` was called on."""
+        arrays = {name: np.asarray(array) for name, array in state.items() if name != "kind"}
+        kind = bytes(np.asarray(state.get("kind", ()), np.uint8)).decode(errors="replace")
+        expected = {"low", "high"} | (QUANTILE_ARRAYS if kind == "quantile" else STANDARD_ARRAYS)
+        if kind not in KINDS or set(arrays) != expected:
+            raise ValueError(
+                f"the state of kind {kind!r} with {', '.join(sorted(arrays)) or 'no arrays'} is no scaling; expected "
+                "what Scaling.to_state returned; fit the scaling again"
+            )
+        return cls(kind, arrays)
+
+
+STANDARD_ARRAYS = {"sign", "curve", "unit", "mean", "factor", "limit"}
+QUANTILE_ARRAYS = {"nodes", "scores", "starts"}
+
+
+def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
+    """Fit a scaling on the train split.
+
+    - `auto`: log(x + unit) for heavy-tailed columns without negative values, the symmetric sign(x) log(1 + |x| / unit)
+      for other heavy-tailed ones, the rest as they are; then standardised and cut at 10 deviations. The unit is taken
+      from the column: its lowest tenth of positive values, or its median size.
+    - `web30k`: the transform of the NeuralNDCG paper for MSLR-WEB30K's 136 features.
+    - `symlog`: sign(x) log(1 + |x|), standardised.
+    - `standard`: standardised.
+    - `quantile`: the normal score of the value's mid-rank among the train values, interpolated.
+    - `none`: as they are.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"there is no scaling {kind!r}; expected one of {', '.join(KINDS)}")
+    features = train.features
+    columns = features.shape[1]
+    if kind == "web30k" and columns != WEB30K_FEATURES:
+        raise ValueError(
+            f"the scaling 'web30k' is for MSLR-WEB30K's {WEB30K_FEATURES} features and the data has {columns}; "
+            "use 'auto'"
+        )
+    if kind == "none":
+        high = np.full(columns, FLOAT32_MAX)
+        return Scaling(kind, {"low": -high, "high": high, **_curves(columns)})
+    low, high = _ordinary_range(features)
+    if kind == "quantile":
+        sample = _tame(_sample(features), low, high)
+        return Scaling(kind, {"low": low, "high": high, **_quantile_table(sample)})
+    curves = _curves(columns)
+    if kind == "symlog":
+        curves["curve"][:] = SYMLOG
+    elif kind == "web30k":
+        curves["sign"][list(WEB30K_NEGATED)] = -1
+        least = np.minimum(low * curves["sign"], high * curves["sign"])
+        curves["curve"][:] = np.where(least < 0, AS_IS, LOG)
+        curves["curve"][list(WEB30K_LINEAR)] = AS_IS
+        curves["unit"][:] = 0.01
+    elif kind == "auto":
+        curves["limit"][:] = AUTO_LIMIT
+        sample = _tame(_sample(features), low, high)
+        for column in range(columns):
+            curves["curve"][column], curves["unit"][column] = _curve_by_tail(sample[:, column], low[column])
+    mean, deviation = _moments(features, low, high, curves)
+    varies = (high > low) & (deviation > 0)
+    spread = np.where(varies, deviation + (1e-6 if kind == "web30k" else 0.0), 1.0)
+    curves |= {"mean": mean, "factor": np.where(varies, 1 / spread, 0.0)}
+    return Scaling(kind, {"low": low, "high": high, **curves})
+
+
+def _blocks(features: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
+    """Consecutive rows in float64."""
+    for start in range(0, len(features), BLOCK):
+        rows = slice(start, start + BLOCK)
+        yield rows, features[rows].astype(np.float64)
+
+
+def _sample(features: NDArray[Any]) -> Floats:
+    rows = np.linspace(0, len(features) - 1, min(len(features), SAMPLE)).astype(np.int64)
+    return features[rows].astype(np.float64)
+
+
+def _ordinary_range(features: NDArray[Any]) -> tuple[Floats, Floats]:
+    """Smallest and largest value of each column [F] apart from missing and absurd ones; 0 and 0 where none is left."""
+    low = np.full(features.shape[1], np.inf)
+    high = np.full(features.shape[1], -np.inf)
+    for _, x in _blocks(features):
+        x[~(np.abs(x) < ABSURD)] = np.nan
+        low, high = np.fmin(low, np.fmin.reduce(x)), np.fmax(high, np.fmax.reduce(x))
+    known = high >= low
+    return np.where(known, low, 0.0), np.where(known, high, 0.0)
+
+
+def _tame(x: Floats, low: Floats, high: Floats) -> Floats:
+    """Absurd values replaced by the end of the ordinary range [F] they lie beyond."""
+    x = np.where(x >= np.maximum(ABSURD, high), high, x)
+    return np.where(x <= np.minimum(-ABSURD, low), low, x)
+
+
+def _curves(columns: int) -> dict[str, NDArray[Any]]:
+    """Parameters [F] that change nothing."""
+    return {
+        "sign": np.ones(columns),
+        "curve": np.full(columns, AS_IS, np.int8),
+        "unit": np.ones(columns),
+        "mean": np.zeros(columns),
+        "factor": np.ones(columns),
+        "limit": np.full(columns, FLOAT32_MAX),
+    }
+
+
+def _curved(x: Floats, p: Mapping[str, NDArray[Any]]) -> Floats:
+    x = x * p["sign"]
+    log, symlog = np.flatnonzero(p["curve"] == LOG), np.flatnonzero(p["curve"] == SYMLOG)
+    if len(log):
+        x[:, log] = np.log(np.maximum(x[:, log], 0.0) + p["unit"][log])
+    if len(symlog):
+        x[:, symlog] = np.sign(x[:, symlog]) * np.log1p(np.abs(x[:, symlog]) / p["unit"][symlog])
+    return x
+
+
+def _standardised(x: Floats, p: Mapping[str, NDArray[Any]]) -> Floats:
+    return np.clip((_curved(x, p) - p["mean"]) * p["factor"], -p["limit"], p["limit"])
+
+
+def _moments(features: NDArray[Any], low: Floats, high: Floats, p: Mapping[str, NDArray[Any]]) -> tuple[Floats, Floats]:
+    """Mean and population deviation [F] of the curved columns, blocks merged as in Chan et al. 1979."""
+    count, mean, squares = np.zeros((3, features.shape[1]))
+    for _, x in _blocks(features):
+        x = _curved(_tame(x, low, high), p)
+        known = ~np.isnan(x)
+        n = known.sum(0)
+        block_mean = np.where(known, x, 0.0).sum(0) / np.maximum(n, 1)
+        block_squares = (np.where(known, x - block_mean, 0.0) ** 2).sum(0)
+        total = np.maximum(count + n, 1)
+        step = block_mean - mean
+        squares += block_squares + step**2 * count * n / total
+        mean += step * n / total
+        count += n
+    return mean, np.sqrt(squares / np.maximum(count, 1))
+
+
+def _curve_by_tail(x: Floats, low: float) -> tuple[int, float]:
+    """The curve and unit that `auto` takes for a column, judged by a sample of it and its smallest value."""
+    x = x[~np.isnan(x)]
+    centred = x - x.mean() if len(x) else x
+    variance = (centred**2).mean() if len(x) else 0.0
+    if variance == 0 or ((centred / np.sqrt(variance)) ** 4).mean() < HEAVY:
+        return AS_IS, 1.0
+    if low >= 0:
+        return LOG, float(np.quantile(x[x > 0], 0.1))
+    return SYMLOG, float(np.median(np.abs(x[x != 0])))
+
+
+def _quantile_table(sample: Floats) -> dict[str, NDArray[Any]]:
+    """Distinct quantiles of every column with their normal scores, one column after the other."""
+    grid = np.linspace(0, 1, QUANTILES)
+    nodes, scores = [], []
+    for x in sample.T:
+        x = x[~np.isnan(x)]
+        values, place = np.unique(np.quantile(x, grid) if len(x) else [0.0], return_inverse=True)
+        place = place.reshape(-1)
+        mid_rank = np.bincount(place, grid[: len(place)]) / np.bincount(place)
+        mid_rank = np.clip(mid_rank, 0.5 / QUANTILES, 1 - 0.5 / QUANTILES)
+        nodes.append(values)
+        scores.append([NormalDist().inv_cdf(q) if len(values) > 1 else 0.0 for q in mid_rank])
+    starts = np.cumsum([0, *map(len, nodes)])
+    return {"nodes": np.concatenate(nodes), "scores": np.concatenate(scores), "starts": starts}
+
+
+def _interpolated(x: Floats, p: Mapping[str, NDArray[Any]]) -> Floats:
+    y = np.empty_like(x)
+    for column, (start, end) in enumerate(zip(p["starts"][:-1], p["starts"][1:])):
+        y[:, column] = np.interp(x[:, column], p["nodes"][start:end], p["scores"][start:end])
+    return y
