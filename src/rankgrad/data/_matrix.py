@@ -1,0 +1,61 @@
+"""A dense float32 matrix that grows by rows and columns in place, so that building it takes its own size only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankgrad.data._block import Parsed, scatter
+
+SPARE = 64 << 20  # bytes of room beyond what is needed
+_CHUNK = 4096  # rows moved at a time
+
+
+class GrowingMatrix:
+    """Rows of blocks, one under the other; cells that no entry names hold `missing`.
+
+    The cells lie in one array that is enlarged by realloc: for large arrays the system moves pages, not bytes.
+    """
+
+    def __init__(self, missing: float) -> None:
+        self.missing = missing
+        self.rows = 0
+        self._stride = 0
+        self._cells = np.empty(0, np.float32)
+
+    def append(self, block: Parsed, width: int) -> None:
+        """Add the rows of a block; `width` is the largest index so far, which may have grown."""
+        if width > self._stride:
+            # Some spare columns, lest a file that names new features all the time moves all rows each time.
+            spare = min(width // 8, SPARE // 4 // max(self.rows, 1)) if self._stride else 0
+            self._set_stride(width + spare)
+        rows = self.rows + len(block.labels)
+        if rows * self._stride > self._cells.size:
+            spare = min(rows, SPARE // 4 // max(self._stride, 1))
+            self._resize((rows + spare) * self._stride)
+        dense = self._cells[: rows * self._stride].reshape(rows, self._stride)
+        dense[self.rows :] = self.missing
+        scatter(block, dense, self.rows)
+        self.rows = rows
+
+    def finish(self, width: int) -> np.ndarray:
+        """The matrix, [rows, width]; nothing may be appended after this."""
+        self._set_stride(width)
+        self._resize(self.rows * width)
+        return self._cells.reshape(self.rows, width)
+
+    def _resize(self, cells: int) -> None:
+        self._cells.resize(cells, refcheck=False)  # no view of it lives on between two appends
+
+    def _set_stride(self, stride: int) -> None:
+        """Move the rows to begin `stride` cells apart: from the last when they part, from the first when they close up."""
+        old, self._stride = self._stride, stride
+        kept = min(old, stride)
+        if stride > old:
+            self._resize(max(self.rows * stride, self._cells.size))
+        starts = range(0, self.rows, _CHUNK) if stride != old and kept else range(0)
+        for first in starts if stride < old else reversed(starts):
+            last = min(first + _CHUNK, self.rows)
+            chunk = self._cells[first * old : last * old].reshape(-1, old)[:, :kept].copy()
+            place = self._cells[first * stride : last * stride].reshape(-1, stride)
+            place[:, :kept] = chunk
+            place[:, kept:] = self.missing
