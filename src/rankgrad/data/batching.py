@@ -90,7 +90,7 @@ class Batches(Iterator[Batch]):
         features = self._features.index_select(0, document.reshape(-1))  # the one gather
         padding = int((width - np.minimum(lengths[self._share], width)).sum())
         features.index_fill_(0, torch.nonzero_static(~mask.reshape(-1), size=padding).squeeze(1), 0)
-        features = features.view(*mask.shape, -1)
+        features = features.view(*mask.shape, features.shape[1])
         return Batch(features, self._labels[document].where(mask, 0), mask, queries)
 
 
