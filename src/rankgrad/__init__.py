@@ -22,7 +22,7 @@ _LOSSES = (
 _HOME = {
     **dict.fromkeys(("LOSSES", *_LOSSES), "rankgrad.losses"),
     **dict.fromkeys(
-        "METRICS parse_metric ndcg dcg average_precision reciprocal_rank err precision recall hit_rate".split(),
+        "METRICS parse_metric ndcg average_precision reciprocal_rank err precision recall hit_rate".split(),
         "rankgrad.metrics",
     ),
     **dict.fromkeys("neural_sort soft_sort ot_sort sinkhorn".split(), "rankgrad.sorting"),

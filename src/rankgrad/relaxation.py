@@ -162,15 +162,14 @@ def _chunks(counts: Tensor, length: int) -> Iterator[tuple[Tensor | slice, int]]
 def _neural_sort(scores: Tensor, counts: Tensor, tau: float) -> Tensor:
     """Softmax over j of -T_ij / tau, zero beyond the real documents, [B, L] -> [B, L, L]; see the module's docstring."""
     length = scores.shape[-1]
-    s = scores.double()
-    s = s - s[:, :1]  # only differences matter
     position = torch.arange(length, device=scores.device)
     real = position < counts[:, None]  # [B, L]
-    s = torch.where(real, s, 0.0)
-    steps = 2 * s[:, None, :] - (s[:, :-1] + s[:, 1:])[:, :, None]  # (s_j - s_k) + (s_j - s_{k+1}), [B, L - 1, L]
-    below = torch.nn.functional.pad(steps.tril_().cumsum_(-2), (0, 0, 1, 0))  # T below the diagonal
-    apart = (position - position[:, None]).clamp_(min=0) * 2.0  # 2 (j - i) above the diagonal
-    T = (s[:, :, None] - s[:, None, :]).mul_(apart).sub_(below.mT).add_(below).clamp_(min=0)
+    s = torch.where(real, scores.double(), 0.0)
+    ahead = s[:, None, :] - s[:, :, None]  # s_j - s_i, [B, L, L]
+    steps = (ahead[:, :-1] + ahead[:, 1:]).tril_()  # (s_j - s_k) + (s_j - s_{k+1}), rows k >= j
+    below = torch.nn.functional.pad(steps.cumsum_(-2), (0, 0, 1, 0))  # T below the diagonal
+    apart = (position[:, None] - position).clamp_(max=0) * 2.0  # 2 (i - j) above the diagonal
+    T = ahead.mul_(apart).sub_(below.mT).add_(below).clamp_(min=0)
     # Weights that would be subnormal, or drag products with them there, make CPUs crawl: they are exact zeros instead.
     logits = torch.threshold_(T.div_(-tau), _SMALLEST_LOGIT[scores.dtype], -torch.inf)
     weights = logits.to(scores.dtype).exp_()

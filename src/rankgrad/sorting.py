@@ -27,13 +27,14 @@ def neural_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0)
     [3.9995, 3.8909, 2.8239, 1.973, 0.9989, 0.3136]
     """
     tau = positive("tau", tau)
-    clean, mask = _clean(scores, mask)
+    clean, mask, sound = _clean(scores, mask)
     order = order_by_score(clean, mask)
     ordered = clean.gather(-1, order)  # [..., L], best first, padding last
     length = ordered.shape[-1]
-    matrix = NeuralSortMatrix.apply(ordered.reshape(-1, length), mask.sum(-1).reshape(-1), tau)
+    counts = mask.sum(-1).reshape(-1)
+    matrix = NeuralSortMatrix.apply(ordered.reshape(len(counts), length), counts, tau)
     columns = inverse(order)[..., None, :].expand(*order.shape, length)
-    return matrix.view(columns.shape).gather(-1, columns).to(scores.dtype)
+    return _finish(matrix.reshape(columns.shape).gather(-1, columns), sound, scores.dtype)
 
 
 def soft_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -> Tensor:
@@ -43,7 +44,7 @@ def soft_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -
     [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     """
     tau = positive("tau", tau)
-    clean, mask = _clean(scores, mask)
+    clean, mask, sound = _clean(scores, mask)
     order = order_by_score(clean, mask)
     ordered = clean.gather(-1, order)
     distance = (ordered[..., :, None] - clean[..., None, :]).abs() / tau  # [..., L, L]
@@ -52,7 +53,7 @@ def soft_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -
     # Padded columns get a weight of exp(-huge) = 0 exactly; a row beyond n is zeroed after the softmax, which stays finite.
     limit = torch.finfo(distance.dtype).max / 4
     weights = torch.where(real, distance.clamp(max=limit / 2), limit).neg().softmax(-1)
-    return torch.where(real, weights, weights.new_zeros(())).to(scores.dtype)
+    return _finish(torch.where(real, weights, 0.0), sound, scores.dtype)
 
 
 def ot_sort(
@@ -71,7 +72,8 @@ def ot_sort(
     """
     iters = whole("iters", iters, 1)
     tol = positive("tol", tol)
-    plan = sinkhorn(neural_sort(scores.double(), mask, tau=tau), iters=iters, tol=tol)
+    clean, mask, sound = _clean(scores, mask)
+    plan = sinkhorn(neural_sort(clean.double(), mask, tau=tau), iters=iters, tol=tol)
     real = plan.detach().amax(-2) > 0 if plan.shape[-1] else plan.new_zeros(plan.shape[:-1], dtype=torch.bool)
     error = torch.where(real, (plan.detach().sum(-2) - 1).abs(), 0.0)
     if error.numel() and bool((error > 2 * tol).any()):
@@ -80,7 +82,7 @@ def ot_sort(
             "give more iters, a larger tau or a larger tol",
             stacklevel=2,
         )
-    return plan.to(scores.dtype)
+    return _finish(plan, sound, scores.dtype)
 
 
 def sinkhorn(matrix: Tensor, *, iters: int = 30, tol: float = 1e-6) -> Tensor:
@@ -150,10 +152,14 @@ def random_source(generator: torch.Generator | None, device: torch.device) -> to
     return generator
 
 
-def _clean(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scores and mask as `prepare` cleans them, of the scores' own width; a non-finite real score is refused on the CPU."""
-    stand_in = torch.zeros_like(scores, dtype=torch.float32) if isinstance(scores, Tensor) else scores
-    length = scores.shape[-1] if isinstance(scores, Tensor) and scores.dim() else 0
-    lists = prepare(scores, stand_in, mask, None)
-    poison = torch.where(lists.sound, 1.0, math.nan).to(lists.scores.dtype)[..., None]
-    return (lists.scores * poison)[..., :length], lists.mask[..., :length]
+def _clean(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores and mask as `prepare` cleans them, of the scores' own width, and which lists are sound."""
+    no_labels = torch.zeros_like(scores, dtype=torch.bool) if isinstance(scores, Tensor) else scores
+    lists = prepare(scores, no_labels, mask, None)
+    length = scores.shape[-1]
+    return lists.scores[..., :length], lists.mask[..., :length], lists.sound
+
+
+def _finish(matrix: Tensor, sound: Tensor, dtype: torch.dtype) -> Tensor:
+    """NaN for a list with a bad score (where the CPU's check did not refuse it), and the caller's dtype."""
+    return (matrix * torch.where(sound, 1.0, math.nan).to(matrix.dtype)[..., None, None]).to(dtype)

@@ -103,7 +103,7 @@ def _gaussian(beaten: Tensor, by_rank: Tensor, counts: Tensor) -> Tensor:
     mean = 1 + beaten.sum(-1)
     variance = (beaten * (1 - beaten)).sum(-1)
     deviation = variance.clamp(min=1e-6).sqrt()  # a certain rank: any width far below one rounds to it
-    edges = torch.arange(1, len(by_rank), device=by_rank.device)
+    edges = torch.arange(1, len(by_rank), dtype=by_rank.dtype, device=by_rank.device)
     not_after = torch.special.ndtr((edges + 0.5 - mean[..., None]) / deviation[..., None])  # [..., j, r]
     inside = edges < counts[..., None]
     steps = torch.where(inside, by_rank[:-1] - by_rank[1:], 0.0)
