@@ -19,7 +19,7 @@ import torch
 
 from rankgrad.data.dataset import RankingDataset, mix, random_keys
 
-POOL = 16  # batches whose queries are sorted by length among each other: more pads less, fewer mixes better
+POOL = 32  # batches whose queries are sorted by length among each other: more pads less, fewer mixes better
 ORDER, STEPS, DRAW = range(3)  # what a random key is for
 GAMMA = -0x61C8864680B583EB  # splitmix64's odd increment: different places get different keys
 FIRST, LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
@@ -117,7 +117,7 @@ def batches(
     - Lists longer than `list_size` are subsampled uniformly without replacement and keep their order; only if
       that drew no relevant document (label > 0) while the list has one, the last drawn is replaced by a
       random relevant one. `list_size=None` takes lists at full length.
-    - `shuffle=True`: queries in random order, those of 16 batches at a time sorted by length, then the
+    - `shuffle=True`: queries in random order, those of 32 batches at a time sorted by length, then the
       batches in random order; a short batch comes last. `shuffle=False`: queries by length, longest first.
     - `pad="longest"` pads to the longest list of the step, `"fixed"` to `list_size` exactly.
     - `max_documents` bounds lists x padded length of a step: lists too long for that go in smaller batches,
