@@ -1,0 +1,70 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rankgrad.cli import main
+from rankgrad.data.dataset import RankingDataset
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for split, queries in (("train", (1, 2)), ("vali", (3,)), ("test", (4,))):
+        (tmp_path / f"{split}.txt").write_text("".join(f"1 qid:{q} 1:0.5 2:{q}\n0 qid:{q} 1:1\n" for q in queries))
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["rankgrad", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_prepare_writes_memory_mapped_data_and_prints_the_summary(run, folder):
+    code, out, err = run("prepare", folder)
+    assert (code, err) == (0, "")
+    assert "not in the catalogue" in out
+    assert (folder / "prepared" / "summary.txt").read_text() in out
+    assert len(RankingDataset.open(folder / "prepared" / "train")) == 2
+
+
+def test_prepare_prints_json_or_nothing(run, folder):
+    code, out, _ = run("prepare", folder, "--json", "--out", folder / "elsewhere")
+    assert code == 0
+    assert json.loads(out)["splits"]["test"]["documents"] == 2
+    assert run("prepare", folder, "--quiet", "--overwrite", "--out", folder / "elsewhere") == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{}/absent"], "absent is not a folder; expected the folder of an unpacked ranking dataset"),
+        (["{}", "--dataset", "web3k"], "there is no dataset 'web3k' in the catalogue"),
+        (["{}", "--fold", "9"], "there is no fold 9; expected 1 to 5"),
+        (["{}", "--dataset", "mq2008", "--out", "{}/train.txt/x"], "train.txt/x: Not a directory"),
+        (["{}", "--out", "{}"], "exists and is not empty"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_code_2(run, folder, arguments, message):
+    code, out, err = run("prepare", *(argument.format(folder) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("rankgrad: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_the_command_line_starts_without_torch_numba_or_the_readers():
+    code = "import sys, rankgrad.cli; print(sorted({'torch', 'numba', 'numpy', 'pyarrow', 'rankgrad.data'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_python_m_rankgrad_is_the_command_and_prepare_a_subcommand():
+    result = subprocess.run([sys.executable, "-m", "rankgrad", "--help"], capture_output=True, text=True, check=True)
+    assert "prepare" in result.stdout
