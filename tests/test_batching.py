@@ -202,7 +202,7 @@ def test_evaluation_goes_by_length_within_its_budget():
     widths = [batch.mask.shape[1] for batch in seen]
     assert widths == sorted(widths, reverse=True)
     assert sum(int(batch.mask.sum()) for batch in seen) == len(data.labels)
-    assert 1 - len(data.labels) / sum(batch.mask.numel() for batch in seen) < 0.15
+    assert 1 - len(data.labels) / sum(batch.mask.numel() for batch in seen) < 0.2
     alone = list(batches(ragged([50, 3, 2]), 3, list_size=None, shuffle=False, max_documents=10))
     assert [batch.queries.tolist() for batch in alone] == [[0], [1, 2]]
 

@@ -1,0 +1,304 @@
+"""Tables of every kind give the same dataset; what cannot be meant is refused with source, row and column."""
+
+import decimal
+import sys
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankgrad.data import read_table
+
+COLUMNS = {
+    "qid": [3, 3, 1, 3],
+    "label": [0, 1, 2, 0],
+    "a": [1.5, None, 3.25, 4.0],
+    "flag": [True, False, True, False],
+    "n": [1, 2, 3, 2**40],
+}
+
+
+def arrow(**change):
+    return pa.table(COLUMNS | change)
+
+
+def check(data, feature_names=("a", "flag", "n")):
+    assert data.query_ids.tolist() == [3, 1]
+    assert data.lengths.tolist() == [3, 1]
+    assert data.labels.tolist() == [0, 1, 0, 2]
+    assert data.feature_names == feature_names
+    assert data.features.tolist() == [[1.5, 1, 1], [0, 0, 2], [4, 0, 2**40], [3.25, 1, 3]]
+    assert data.rows.tolist() == [0, 1, 3, 2]
+    assert data.in_source_order(data.labels).tolist() == COLUMNS["label"]
+    assert (data.provenance["missing"], data.provenance["clamped"], data.provenance["rows"]) == (1, 0, 4)
+
+
+def write_stream(path):
+    with pa.ipc.new_stream(path, arrow().schema) as stream:
+        stream.write_table(arrow())
+
+
+FILES = {
+    "x.parquet": lambda path: pq.write_table(arrow(), path, row_group_size=3),
+    "pandas-index.parquet": lambda path: pd.DataFrame(COLUMNS, index=[7, 5, 3, 1]).to_parquet(path),
+    "named-index.parquet": lambda path: pd.DataFrame(COLUMNS, index=pd.Index([7, 5, 3, 1], name="document")).to_parquet(
+        path
+    ),
+    "polars.parquet": lambda path: pl.DataFrame(COLUMNS).write_parquet(path),
+    "x.csv": lambda path: pd.DataFrame(COLUMNS).to_csv(path, index=False),
+    "X.CSV": lambda path: pd.DataFrame(COLUMNS).to_csv(path, index=False),
+    "x.csv.gz": lambda path: pd.DataFrame(COLUMNS).to_csv(path, index=False),
+    "x.csv.bz2": lambda path: pd.DataFrame(COLUMNS).to_csv(path, index=False),
+    "x.csv.zst": lambda path: pd.DataFrame(COLUMNS).to_csv(path, index=False),
+    "bom-crlf.csv": lambda path: pd.DataFrame(COLUMNS).to_csv(
+        path, index=False, encoding="utf-8-sig", lineterminator="\r\n"
+    ),
+    "x.tsv": lambda path: pd.DataFrame(COLUMNS).to_csv(path, index=False, sep="\t"),
+    "x.feather": lambda path: pd.DataFrame(COLUMNS).to_feather(path),
+    "x.arrow": lambda path: pl.DataFrame(COLUMNS).write_ipc(path),
+    "stream.arrow": write_stream,
+    "x.ipc": lambda path: pl.DataFrame(COLUMNS).write_ipc(path),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(tmp_path, name):
+    path = tmp_path / name
+    FILES[name](path)
+    data = read_table(path)
+    check(data)
+    check(read_table(str(path)))
+    assert data.provenance["sources"] == [str(path)]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [arrow(), pd.DataFrame(COLUMNS), pd.DataFrame(COLUMNS, index=[9, 8, 7, 6]), pl.DataFrame(COLUMNS)],
+    ids=["pyarrow", "pandas", "pandas with an index", "polars"],
+)
+def test_frames(frame):
+    check(read_table(frame))
+
+
+def test_several_tables_are_one(tmp_path):
+    FILES["x.csv"](tmp_path / "x.csv")
+    FILES["x.parquet"](tmp_path / "x.parquet")
+    swapped = pl.DataFrame(COLUMNS).select("n", "label", "flag", "qid", "a")
+    data = read_table([tmp_path / "x.csv", tmp_path / "x.parquet", swapped])
+    assert data.query_ids.tolist() == [3, 1]
+    assert data.lengths.tolist() == [9, 3]
+    assert data.in_source_order(data.features[:, 0]).tolist() == [1.5, 0, 3.25, 4] * 3
+
+
+def test_features_weight_and_missing():
+    table = arrow(w=[0.5, 0.5, 2.0, 0.5])
+    data = read_table(table, features=["n", "a"], weight="w", missing=float("nan"))
+    assert data.feature_names == ("n", "a")
+    assert np.isnan(data.features[1, 1])
+    assert data.weights.tolist() == [0.5, 2.0]
+    assert read_table(table, weight="w").feature_names == ("a", "flag", "n")
+    assert read_table(arrow(text=["x"] * 4), features=["a"]).features.shape == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([5, 5, -(2**63), 2**63 - 1], [5, -(2**63), 2**63 - 1]),
+        (["b", "b", "ü", "long text"], ["b", "ü", "long text"]),
+        (pa.array(["b", "b", "a", "a"]).dictionary_encode(), ["b", "a"]),
+        (pa.array(["b", "b", "a", "a"], pa.string_view()), ["b", "a"]),
+        (pa.array([5, 5, 6, 6]).dictionary_encode(), [5, 6]),
+        ([5.0, 5.0, 6.0, -7.0], [5, 6, -7]),
+        (pa.array([5, 5, 6, 7], pa.uint64()), [5, 6, 7]),
+        (pa.array([5, 5, 6, 7], pa.int8()), [5, 6, 7]),
+        ([decimal.Decimal(5)] * 4, [5]),
+    ],
+)
+def test_query_ids(ids, expected):
+    data = read_table(arrow(qid=ids))
+    assert data.query_ids.tolist() == expected
+    assert data.query_ids.dtype == np.int64 or data.query_ids.dtype.kind == "U"
+    assert data.rows is None
+
+
+def test_categories_of_frames():
+    ids = ["b", "b", "a", "b"]
+    for frame in (
+        pd.DataFrame(COLUMNS | {"qid": pd.Categorical(ids)}),
+        pl.DataFrame(COLUMNS | {"qid": ids}).with_columns(pl.col("qid").cast(pl.Categorical)),
+    ):
+        assert read_table(frame).query_ids.tolist() == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "expected"),
+    [
+        ("decimal", [decimal.Decimal("1.25")] * 4, [1.25] * 4),
+        ("nothing", pa.nulls(4), [0] * 4),
+        ("half", pa.array([1, 2, 3, 4], pa.float16()), [1, 2, 4, 3]),
+        ("category", pa.array([1.5, 2, 2, 1.5]).dictionary_encode(), [1.5, 2, 1.5, 2]),
+        ("nan", [np.nan, 1.0, None, 2.0], [0, 1, 2, 0]),
+        ("big", [1e300, -1e300, 3.4e38, 0.0], [np.float32(3.4028235e38), -np.float32(3.4028235e38), 0, 3.4e38]),
+    ],
+)
+def test_feature_columns_become_float32(column, values, expected):
+    data = read_table(arrow(**{column: values}), features=[column])
+    np.testing.assert_array_equal(data.features[:, 0], np.array(expected, np.float32))
+    assert data.provenance["clamped"] == (2 if column == "big" else 0)
+
+
+REFUSED = [
+    ({"label": [0, 1, None, 0]}, {}, "row 3, column 'label' is missing"),
+    ({"label": [0, 1, float("nan"), 0]}, {}, "row 3, column 'label' is missing"),
+    ({"label": [0, 1, -1, 0]}, {}, "row 3, column 'label' is -1"),
+    ({"label": [0, float("inf"), 1, 0]}, {}, "row 2, column 'label' is inf"),
+    ({"label": [0, 1e300, 1, 0]}, {}, "row 2, column 'label' is 1e"),
+    ({"label": ["0", "1", "good", "0"]}, {}, "row 3, column 'label' is 'good'"),
+    ({"qid": [3, None, 1, 1]}, {}, "row 2, column 'qid' is missing"),
+    ({"qid": ["x", "x", "", "y"]}, {}, "row 3, column 'qid' is an empty text"),
+    ({"qid": [1.0, 1.5, 2.0, 2.0]}, {}, "row 2, column 'qid' is 1.5"),
+    ({"qid": [1.0, 1.0, 2.0, float("nan")]}, {}, "row 4, column 'qid' is nan"),
+    ({"qid": [1.0, 1.0, 2.0, 2.0**60]}, {}, "row 4, column 'qid' is 1.15"),
+    ({"qid": pa.array([1, 2, 3, 2**64 - 1], pa.uint64())}, {}, "column 'qid': .*18446744073709551615"),
+    ({"qid": [True] * 4}, {}, "column 'qid' has type bool"),
+    ({"a": [1.0, 2.0, float("-inf"), 0.0]}, {}, "row 3, column 'a' is infinite"),
+    ({"text": ["1", None, "x", "2"]}, {}, "row 3, column 'text' is 'x', .*leave it out with features="),
+    ({"text": ["1", "2", "3", "2"]}, {}, "row 1, column 'text' is '1', in a column of type"),
+    ({"when": pa.array([1, 2, 3, 4], pa.timestamp("s"))}, {}, "column 'when'.*timestamp"),
+    ({}, {"scattered": "refuse"}, "row 4, column 'qid' returns to query 3"),
+    ({}, {"scattered": "sort"}, "expected 'group' or 'refuse'"),
+    ({}, {"label": "lable"}, "no column 'lable'; did you mean 'label'"),
+    ({}, {"qid": "query"}, "no column 'query'; .*'qid', 'label', 'a', 'flag', 'n'"),
+    ({}, {"features": ["a", "aa"]}, "no column 'aa'; did you mean 'a'"),
+    ({}, {"features": ["a", "a"]}, "column 'a' is named twice"),
+    ({}, {"features": ["a", "label"]}, "column 'label' is named twice"),
+    ({}, {"features": "a"}, "expected a list"),
+    ({}, {"features": []}, "no feature columns"),
+    ({}, {"weight": "n"}, "column 'n' has several values within query 3"),
+    ({"w": [1.0, 1.0, -1.0, 1.0]}, {"weight": "w"}, "row 3, column 'w' is -1"),
+]
+
+
+@pytest.mark.parametrize(("change", "options", "message"), REFUSED)
+def test_refused(change, options, message):
+    with pytest.raises(ValueError, match=message):
+        read_table(arrow(**change), **options)
+
+
+def test_refused_sources(tmp_path):
+    both = pa.Table.from_arrays(
+        [pa.array([1]), pa.array([1]), pa.array([1]), pa.array([0])], ["a", "a", "qid", "label"]
+    )
+    mixed = pd.DataFrame(COLUMNS)
+    mixed["mixed"] = ["a", 1, 2.0, None]
+    for source, message in [
+        (both, "several columns named 'a'"),
+        (mixed, "column mixed"),
+        (arrow().slice(0, 0), "no rows"),
+        (arrow().select(["qid", "label"]), "no feature columns"),
+        ([arrow(), arrow().append_column("z", pa.array([1] * 4))], "pyarrow table 2 has a column 'z'"),
+        ([arrow(), arrow().drop_columns(["n"])], "pyarrow table 2 has no column 'n'"),
+        ([arrow(), arrow(qid=["a"] * 4)], "text in one table and a number in another"),
+        ([arrow(), arrow(label=[0, 1, 2, -1])], "pyarrow table 2, row 4, column 'label' is -1"),
+        ([], "no table"),
+        (3, "cannot read a table from int"),
+        (pl.LazyFrame(COLUMNS), "cannot read a table from LazyFrame"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "x.txt", "no known ending"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            read_table(source)
+    with pytest.raises(FileNotFoundError, match=r"none\.csv"):
+        read_table(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.csv.gz", "x.arrow"])
+def test_truncated_files_are_refused(tmp_path, name):
+    FILES[name](tmp_path / name)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-12])
+    with pytest.raises(ValueError, match=name):
+        read_table(tmp_path / name)
+
+
+LONG = "1,2,3\n" * 200_000  # beyond the block of which pyarrow guesses the types
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Empty CSV"),
+        ("qid,label,a\n", "no rows"),
+        ("qid,label,a\n1,2,3\n1,2\n", "Expected 3 columns, got 2"),
+        ("qid,label,a\n1,2,0x10\n", "row 1, column 'a' is '0x10'"),
+        ("qid,label,a\n1,2,1\n1,0x1,1\n", "row 2, column 'label' is '0x1'"),
+        ("qid,label,a\n1,2,3_5\n", "row 1, column 'a' is '3_5'"),
+        ('qid,label,a\n1,2,"3,5"\n', "row 1, column 'a' is '3,5'"),
+        ("qid,label,a\n1,2,1e999\n", "row 1, column 'a' is infinite"),
+        ("qid,label,a\n1,2,inf\n", "row 1, column 'a' is infinite"),
+        ("qid,label,a\n1,,3\n", "row 1, column 'label' is missing"),
+        ("qid,label,a\n1,nan,3\n", "row 1, column 'label' is missing"),
+        ("qid,label,a\n1,2,3\n,2,3\n", "row 2, column 'qid' is missing"),
+        ("qid,label,a\n1,2,3\n1.5,2,3\n", "row 2, column 'qid' is 1.5"),
+        ("qid,label,a\n9223372036854775808,2,3\n", "row 1, column 'qid' is 9.2"),
+        ("qid,label,a,a\n1,1,1,2\n", "several columns named 'a'"),
+        ("qid,qid,a,label\n1,1,1,2\n", "several columns named 'qid'"),
+        ("1,2,3\n1,1,4\n", "no column 'label'"),
+        ("qid,label,a\n1,2,\xff\n", "column 'a'"),
+        ("qid,label,\xff\n1,2,3\n", "utf-8"),
+        ("qid,label,a\n" + LONG + "1,2,x\n", "row 200001, column 'a' is 'x'"),
+        ("qid,label,a\n" + LONG + "1,2,0x4\n", "row 200001, column 'a' is '0x4'"),
+    ],
+)
+def test_refused_csv(tmp_path, text, message):
+    path = tmp_path / "x.csv"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=message) as caught:
+        read_table(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids", "values"),
+    [
+        ("007,1,1\n7,1,1\n", ["007", "7"], [1, 1]),
+        ("1.0,1,1\n2.0,1,1\n", [1, 2], [1, 1]),
+        ("NA,1,NA\nx,1,\n", ["NA", "x"], [0, 0]),
+        ("-9223372036854775808,1,+1.5\n9223372036854775807,1, 2 \n", [-(2**63), 2**63 - 1], [1.5, 2]),
+        ("5,1,1.797e308\n\n5,1,.5\n", [5], [np.float32(3.4028235e38), 0.5]),
+    ],
+)
+def test_accepted_csv(tmp_path, text, ids, values):
+    (tmp_path / "x.csv").write_text("qid,label,a\n" + text)
+    data = read_table(tmp_path / "x.csv")
+    assert data.query_ids.tolist() == ids
+    assert data.features[:, 0].tolist() == values
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 4), st.none() | st.floats(width=32, allow_infinity=False)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_random_tables_round_trip(rows):
+    qid, label, value = zip(*rows)
+    table = pa.table({"qid": qid, "label": label, "v": pa.array(value, pa.float32())})
+    data = read_table(table, missing=float("nan"))
+    expected = np.array([np.nan if v is None else v for v in value], np.float32)
+    np.testing.assert_array_equal(data.in_source_order(data.features)[:, 0], expected)
+    owners = data.in_source_order(np.repeat(data.query_ids, data.lengths))
+    assert owners.tolist() == list(qid)
+    assert data.query_ids.tolist() == list(dict.fromkeys(qid))
+
+
+def test_without_pyarrow_the_install_line_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"pip install 'rankgrad\[tables\]'"):
+        read_table("x.parquet")
