@@ -85,10 +85,10 @@ def test_layouts_are_recognised(files, expected, tmp_path):
 
 
 def test_size_tells_web10k_where_the_name_does_not(tmp_path, monkeypatch):
-    write(tmp_path, splits("Fold1/{}.txt", 136))
+    folder = write(tmp_path / "some" / "other" / "name", splits("Fold1/{}.txt", 136))
     small = dataclasses.replace(CATALOGUE["web10k"], total=Counts(12, 40))
     monkeypatch.setattr(catalogue, "CATALOGUE", {**CATALOGUE, "web10k": small})
-    assert recognise(tmp_path).dataset == "web10k"
+    assert recognise(folder).dataset == "web10k"
 
 
 def test_another_fold_is_found_by_number_or_by_the_folder_itself(tmp_path):
@@ -146,11 +146,11 @@ def test_differences_are_told_split_by_split(tmp_path):
 def test_without_a_validation_file_a_quarter_of_train_is_set_aside(tmp_path):
     write(tmp_path, {"full/train.txt": text(220, queries=8), "full/test.txt": text(220, first_query=50)})
     first = prepare(tmp_path, out=tmp_path / "a")
-    prepare(tmp_path, out=tmp_path / "b")
+    prepare(tmp_path, out=tmp_path / "another")
     parts = [RankingDataset.open(tmp_path / "a" / split) for split in SPLITS]
     assert [len(part) for part in parts] == [6, 2, 4]
     assert not set(parts[0].query_ids) & set(parts[1].query_ids)
-    again = RankingDataset.open(tmp_path / "b" / "vali")
+    again = RankingDataset.open(tmp_path / "another" / "vali")
     assert (again.query_ids == parts[1].query_ids).all()
     assert "train: 8 queries; published are 23,219" in first.differences
     assert any("quarter of the train queries" in note for note in first.notes)
