@@ -123,9 +123,7 @@ def test_linear_single_document_and_list_models_separate(small):
         x = family_means(data)
         mean = np.add.reduceat(x, data.offsets[:-1]) / data.lengths[:, None]
         mean = np.repeat(mean, data.lengths, axis=0)
-        return np.concatenate(
-            [np.abs(x - mean), np.einsum("ni,nj->nij", x - mean, mean).reshape(len(x), -1)], 1
-        )
+        return np.concatenate([np.abs(x - mean), np.einsum("ni,nj->nij", x - mean, mean).reshape(len(x), -1)], 1)
 
     def alone(data):
         x = family_means(data)
@@ -138,9 +136,7 @@ def test_linear_single_document_and_list_models_separate(small):
     results = []
     for view in (family_means, alone, both):
         x = view(small)
-        weights = np.linalg.solve(
-            x.T @ x + 100 * np.eye(x.shape[1]), x.T @ (small.labels - small.labels.mean())
-        )
+        weights = np.linalg.solve(x.T @ x + 100 * np.eye(x.shape[1]), x.T @ (small.labels - small.labels.mean()))
         results.append(ndcg(view(test) @ weights, test))
     linear, document, context = results
     assert linear > 0.45
