@@ -66,7 +66,7 @@ def parse_block(text: bytes, scratch: Scratch, wants_qid: bool = True, limit: in
     parts = scratch.indices, scratch.values, scratch.row_ends, scratch.labels, scratch.qids
     bytes_of_text = np.frombuffer(text, np.uint8)
     # Blocks are shorter than MAX_LINE but for a first line put together from many: only that can be too long.
-    fast = _compiled.numba is not None and (len(text) <= MAX_LINE or text.index(b"\n") <= MAX_LINE)
+    fast = _compiled.COMPILED and (len(text) <= MAX_LINE or text.index(b"\n") <= MAX_LINE)
     at = 0
     while True:
         if fast:
@@ -113,7 +113,7 @@ def _append(row: Row, scratch: Scratch, state: np.ndarray) -> None:
 def scatter(block: Parsed, dense: np.ndarray, first: int) -> None:
     """Write a block's entries into dense [N, F] from row `first` on, whose other cells stay as they are."""
     rows = len(block.labels)
-    if _compiled.numba is not None:
+    if _compiled.COMPILED:
         _compiled.scatter(block.indices, block.values, block.row_ends, rows, dense, first)
     else:
         lengths = np.diff(block.row_ends, prepend=0)

@@ -15,6 +15,9 @@ Positions are unsigned: numba would otherwise prepare every access for negative 
 of the speed. Signed and unsigned must not meet in one expression (numba makes that a float64).
 """
 
+# mypy: allow-untyped-defs, no-check-untyped-defs, allow-untyped-calls
+# (numba infers the types, of which mypy knows nothing)
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -25,8 +28,9 @@ import numpy as np
 try:
     import numba
 except ImportError:  # a Python that numba does not know yet: the strict reader reads every line
-    numba = None
+    numba = None  # type: ignore[assignment]
 
+COMPILED = numba is not None
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 # Slots of the state that read_lines takes and leaves behind; *_LINE count from 1.
 ROWS, ENTRIES, LINES, CLAMPED, CLAMPED_LINE, WIDEST, WIDEST_LINE, SLOTS = range(8)
@@ -54,23 +58,23 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_compile
-def _bits(value):  # type: ignore[no-untyped-def]
+def _bits(value):
     return np.float64(value).view(np.int64)
 
 
 @_compile
-def _from_bits(bits):  # type: ignore[no-untyped-def]
+def _from_bits(bits):
     return np.int64(bits).view(np.float64)
 
 
 @_compile
-def _undecided(value):  # type: ignore[no-untyped-def]
+def _undecided(value):
     """Whether a float64 is so near the middle of two float32 that its own error matters."""
     return abs((_bits(value) & _LAST_BITS) - _MIDDLE) <= _WINDOW
 
 
 @_compile
-def _near_tie(mantissa, exponent, value):  # type: ignore[no-untyped-def]
+def _near_tie(mantissa, exponent, value):
     """Put m * 10^e, about `value`, on its side of the middle of two float32, exactly: (status, value)."""
     if exponent > 18 or exponent < -12 or mantissa >= _EXACT:
         return _UNSURE, value
@@ -87,7 +91,7 @@ def _near_tie(mantissa, exponent, value):  # type: ignore[no-untyped-def]
 
 
 @_compile
-def _any_number(text, at):  # type: ignore[no-untyped-def]
+def _any_number(text, at):
     """Any decimal number after its sign: (status, magnitude, end)."""
     mantissa, digits, exponent, power = 0, 0, 0, 0
     cut, seen, fraction = False, False, False
@@ -149,7 +153,7 @@ def _any_number(text, at):  # type: ignore[no-untyped-def]
 
 
 @_compile
-def _repeats(indices, seen):  # type: ignore[no-untyped-def]
+def _repeats(indices, seen):
     """Whether an index comes twice (or is too large to tell). seen[i]: the last call that met i; seen[0] counts."""
     seen[0] += 1
     for index in indices:
@@ -160,7 +164,7 @@ def _repeats(indices, seen):  # type: ignore[no-untyped-def]
 
 
 @_compile
-def read_lines(text, at, wants_qid, limit, indices, values, row_ends, labels, qids, seen, state):  # type: ignore[no-untyped-def]
+def read_lines(text, at, wants_qid, limit, indices, values, row_ends, labels, qids, seen, state):
     """Read the lines of text[at:], which ends with a newline; return the start of the line it stopped before.
 
     Row r has label labels[r], query qids[r] and the entries row_ends[r - 1]:row_ends[r] of indices (from 1,
@@ -298,7 +302,7 @@ def read_lines(text, at, wants_qid, limit, indices, values, row_ends, labels, qi
 
 
 @_compile
-def scatter(indices, values, row_ends, rows, dense, first):  # type: ignore[no-untyped-def]
+def scatter(indices, values, row_ends, rows, dense, first):
     """Write the entries of each row r into the row first + r of dense [N, F], whose other cells stay."""
     entry = _U(0)
     for row in range(rows):
@@ -309,7 +313,7 @@ def scatter(indices, values, row_ends, rows, dense, first):  # type: ignore[no-u
 
 
 @_compile
-def permute_rows(matrix, order):  # type: ignore[no-untyped-def]
+def permute_rows(matrix, order):
     """Put row order[r] of a matrix into row r, in place, for a permutation: cycle by cycle."""
     done = np.zeros(len(order), np.bool_)
     for start in range(len(order)):

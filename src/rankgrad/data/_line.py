@@ -173,7 +173,7 @@ def _nearest_float32(tokens: Sequence[bytes], numbers: np.ndarray) -> tuple[np.n
     with np.errstate(invalid="ignore", over="ignore"):
         others = np.nextafter(values, np.where(numbers > rounded, np.inf, -np.inf).astype(np.float32))
         halfway = (numbers != rounded) & ~beyond & (numbers - rounded == others.astype(np.float64) - numbers)
-    for position in np.flatnonzero(halfway):
+    for position in np.flatnonzero(halfway).tolist():
         exact, middle = Decimal(tokens[position].decode()), Decimal(float(numbers[position]))
         if exact != middle:
             pair = sorted((values[position], others[position]))

@@ -45,25 +45,31 @@ def blocks(path: Path) -> Iterator[tuple[bytes, int]]:
 
     A line longer than MAX_LINE comes cut, as a last block, for the line reader to refuse.
     """
+    empty = True
     with path.open("rb") as file:
-        rest, fresh = b"", True
-        for chunk in _chunks(path, file):
-            if fresh:
-                chunk = chunk.removeprefix(_BOM)
-                _refuse_strangers(path, chunk)
-                fresh = False
-            end = chunk.rfind(b"\n") + 1
-            if end:
-                yield b"".join((rest, chunk[:end])), file.tell()
-                rest = chunk[end:]
-            else:
-                rest += chunk
-            if len(rest) > MAX_LINE:
-                break
-        if rest:
-            yield rest + b"\n", file.tell()
-        if fresh:
-            raise ValueError(f"{path} is empty; expected lines such as '2 qid:7 1:0.5 2:1'; check how it was made")
+        for text in _whole_lines(_chunks(path, file)):
+            if empty:
+                text = text.removeprefix(_BOM)
+                _refuse_strangers(path, text)
+            empty = False
+            yield text, file.tell()
+    if empty:
+        raise ValueError(f"{path} is empty; expected lines such as '2 qid:7 1:0.5 2:1'; check how it was made")
+
+
+def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        end = chunk.rfind(b"\n") + 1
+        if end:
+            yield b"".join((rest, chunk[:end]))
+            rest = chunk[end:]
+        else:
+            rest += chunk
+        if len(rest) > MAX_LINE:
+            break
+    if rest:
+        yield rest + b"\n"
 
 
 def _chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
@@ -153,11 +159,13 @@ def _pieces(parts: list[bytes]) -> Iterator[bytes]:
 
 
 def _refuse_strangers(path: Path, start: bytes) -> None:
-    head = start.lstrip()
+    head = start.lstrip(b" \t\n")
+    before = start[: len(start) - len(head)]
     for magic, what, remedy in _STRANGERS:
-        if start.startswith(magic) or head.startswith(magic):
+        if head.startswith(magic):
+            number, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
             token = quote(head.split(maxsplit=1)[0])
-            raise ValueError(f"{path}:1:1: {token} begins {what}; expected SVMLight text; {remedy}")
+            raise ValueError(f"{path}:{number}:{column}: {token} begins {what}; expected SVMLight text; {remedy}")
     for number, line in enumerate(start.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith(b"#"):
             if b":" not in line and (b"," in line or b";" in line):

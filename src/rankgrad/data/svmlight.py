@@ -12,13 +12,15 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rankgrad.data import _text
 from rankgrad.data._block import BlockError, Parsed, Scratch, parse_block
 from rankgrad.data._compiled import permute_rows
 from rankgrad.data._line import MAX_INDEX, clamped_column, find_index, quote
@@ -167,13 +169,16 @@ def _read(
     scratches = [Scratch() for _ in range(workers + 2)]
     limit = reading.width if reading.fixed else MAX_INDEX
     sizes = [path.stat().st_size for path in paths]
+    small = sum(sizes) <= _text.BLOCK  # not worth a thread
     with ThreadPoolExecutor(workers) as pool:
         for number, path in enumerate(paths):
             reading.rows_per_file.append(0)
             lines = 0
 
-            def start(text: bytes, scratch: Scratch) -> Future[Parsed]:
-                return pool.submit(parse_block, text, scratch, wants_qid, limit)
+            def start(text: bytes, scratch: Scratch) -> Callable[[], Parsed]:
+                if small:
+                    return partial(parse_block, text, scratch, wants_qid, limit)
+                return pool.submit(parse_block, text, scratch, wants_qid, limit).result
 
             try:
                 for block, text, done in _parsed(blocks(path), start, scratches):
@@ -199,7 +204,7 @@ def _read(
 
 def _parsed(
     source: Iterator[tuple[bytes, int]],
-    start: Callable[[bytes, Scratch], Future[Parsed]],
+    start: Callable[[bytes, Scratch], Callable[[], Parsed]],
     scratches: Sequence[Scratch],
 ) -> Iterator[tuple[Parsed, bytes, int]]:
     """Blocks in their order, parsed ahead as far as there are scratches: (block, its text, bytes used up).
@@ -207,7 +212,7 @@ def _parsed(
     A block is valid until the next is asked for. An error of the source waits until the blocks before it
     were judged, so that the first error in the file is the one raised.
     """
-    ahead: deque[tuple[Future[Parsed], bytes, int]] = deque()
+    ahead: deque[tuple[Callable[[], Parsed], bytes, int]] = deque()
     failure: ValueError | None = None
     started, more = 0, True
     while more or ahead:
@@ -222,8 +227,8 @@ def _parsed(
                 ahead.append((start(text, scratches[started % len(scratches)]), text, done))
                 started += 1
         if ahead:
-            future, text, done = ahead.popleft()
-            yield future.result(), text, done
+            parsed, text, done = ahead.popleft()
+            yield parsed(), text, done
     if failure is not None:
         raise failure
 
