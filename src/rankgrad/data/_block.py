@@ -110,15 +110,15 @@ def _append(row: Row, scratch: Scratch, state: np.ndarray) -> None:
         state[WIDEST], state[WIDEST_LINE] = max(row.indices), state[LINES]
 
 
-def scatter(block: Parsed, dense: np.ndarray, first: int) -> None:
-    """Write a block's entries into dense [N, F] from row `first` on, whose other cells stay as they are."""
-    rows = len(block.labels)
+def scatter(block: Parsed, dense: np.ndarray, missing: float) -> None:
+    """Write a block's rows into dense [n, F], with `missing` where a row has no entry."""
     if _compiled.COMPILED:
-        _compiled.scatter(block.indices, block.values, block.row_ends, rows, dense, first)
+        _compiled.scatter(block.indices, block.values, block.row_ends, dense, missing)
     else:
         lengths = np.diff(block.row_ends, prepend=0)
-        dense[np.repeat(np.arange(first, first + rows), lengths), block.indices - 1] = block.values
+        dense[:] = missing
+        dense[np.repeat(np.arange(len(dense)), lengths), block.indices - 1] = block.values
 
 
 # numba takes 0.3 s to wake up in a process and 3 s to compile the first time ever: here, not in the first read.
-scatter(parse_block(b"0 qid:1 1:0\n", Scratch()), np.empty((1, 1), np.float32), 0)
+scatter(parse_block(b"0 qid:1 1:0\n", Scratch()), np.empty((1, 1), np.float32), 0.0)

@@ -302,12 +302,14 @@ def read_lines(text, at, wants_qid, limit, indices, values, row_ends, labels, qi
 
 
 @_compile
-def scatter(indices, values, row_ends, rows, dense, first):
-    """Write the entries of each row r into the row first + r of dense [N, F], whose other cells stay."""
+def scatter(indices, values, row_ends, dense, missing):
+    """Write the entries of each row into the row of dense [rows, F], and `missing` where there is none."""
     entry = _U(0)
-    for row in range(rows):
-        cells = dense[first + row]
-        while entry < _U(row_ends[row]):
+    for row in range(len(row_ends)):
+        cells, end = dense[row], _U(row_ends[row])
+        if end - entry < _U(len(cells)):
+            cells[:] = missing
+        while entry < end:
             cells[_U(indices[entry]) - _ONE] = values[entry]
             entry += _ONE
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from rankgrad.data._block import Parsed, scatter
 
-SPARE = 64 << 20  # bytes of room beyond what is needed
+RESERVE = 1 << 30  # bytes set aside at most before they are needed
+SPARE = 64 << 20  # bytes of room added when that was too little
 _CHUNK = 4096  # rows moved at a time
 
 
@@ -22,19 +23,24 @@ class GrowingMatrix:
         self._stride = 0
         self._cells = np.empty(0, np.float32)
 
-    def append(self, block: Parsed, width: int) -> None:
-        """Add the rows of a block; `width` is the largest index so far, which may have grown."""
+    def append(self, block: Parsed, width: int, expected_rows: int) -> None:
+        """Add the rows of a block; `width` is the largest index so far, which may have grown.
+
+        Room for the expected rows is set aside once: pages that are never written cost nothing.
+        """
+        rows = self.rows + len(block.labels)
+        if not self._cells.size:
+            cells = min(expected_rows * width, RESERVE // 4)
+            self._cells = np.empty(max(cells, rows * width), np.float32)
         if width > self._stride:
             # Some spare columns, lest a file that names new features all the time moves all rows each time.
             spare = min(width // 8, SPARE // 4 // max(self.rows, 1)) if self._stride else 0
             self._set_stride(width + spare)
-        rows = self.rows + len(block.labels)
         if rows * self._stride > self._cells.size:
             spare = min(rows, SPARE // 4 // max(self._stride, 1))
             self._resize((rows + spare) * self._stride)
-        dense = self._cells[: rows * self._stride].reshape(rows, self._stride)
-        dense[self.rows :] = self.missing
-        scatter(block, dense, self.rows)
+        new = self._cells[self.rows * self._stride : rows * self._stride]
+        scatter(block, new.reshape(len(block.labels), self._stride), self.missing)
         self.rows = rows
 
     def finish(self, width: int) -> np.ndarray:
@@ -52,10 +58,10 @@ class GrowingMatrix:
         kept = min(old, stride)
         if stride > old:
             self._resize(max(self.rows * stride, self._cells.size))
-        starts = range(0, self.rows, _CHUNK) if stride != old and kept else range(0)
+        starts = range(0, self.rows, _CHUNK) if stride != old else range(0)
         for first in starts if stride < old else reversed(starts):
             last = min(first + _CHUNK, self.rows)
-            chunk = self._cells[first * old : last * old].reshape(-1, old)[:, :kept].copy()
-            place = self._cells[first * stride : last * stride].reshape(-1, stride)
+            chunk = self._cells[first * old : last * old].reshape(last - first, old)[:, :kept].copy()
+            place = self._cells[first * stride : last * stride].reshape(last - first, stride)
             place[:, :kept] = chunk
             place[:, kept:] = self.missing

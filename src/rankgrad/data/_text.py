@@ -62,7 +62,7 @@ def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
     for chunk in chunks:
         end = chunk.rfind(b"\n") + 1
         if end:
-            yield b"".join((rest, chunk[:end]))
+            yield b"".join((rest, memoryview(chunk)[:end]))
             rest = chunk[end:]
         else:
             rest += chunk

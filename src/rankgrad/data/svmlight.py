@@ -127,8 +127,8 @@ class _Reading:
     text_bytes: int = 0
     widest: tuple[Path, int, bytes] | None = None  # file, line number and line that set the width
 
-    def append(self, block: Parsed, text: bytes, path: Path, lines: int) -> None:
-        """Add a block that begins after `lines` lines of its file."""
+    def append(self, block: Parsed, text: bytes, path: Path, lines: int, share: float) -> None:
+        """Add a block that begins after `lines` lines of its file and ends at a share of all bytes to read."""
         self.text_bytes += len(text)
         if block.clamped and not self.clamped:
             column = clamped_column(_nth_line(text, block.first_clamped))
@@ -138,7 +138,7 @@ class _Reading:
             self.width = block.widest
             self.widest = path, lines + block.widest_line, _nth_line(text, block.widest_line)
         self._refuse_absurd_width(len(block.labels))
-        self.matrix.append(block, self.width)
+        self.matrix.append(block, self.width, round(len(block.labels) / share))
         self.labels.append(block.labels.copy())
         self.qids.append(block.qids.copy())
         self.rows_per_file[-1] += len(block.labels)
@@ -182,10 +182,11 @@ def _read(
 
             try:
                 for block, text, done in _parsed(blocks(path), start, scratches):
-                    reading.append(block, text, path, lines)
+                    done += sum(sizes[:number])
+                    reading.append(block, text, path, lines, done / max(sum(sizes), done))
                     lines += block.lines
                     if progress is not None:
-                        progress(sum(sizes[:number]) + done, sum(sizes))
+                        progress(done, sum(sizes))
             except BlockError as refused:
                 raise ValueError(
                     f"{path}:{lines + refused.line}:{refused.cause.column}: {refused.cause.reason}"
