@@ -78,8 +78,14 @@ def test_files(tmp_path, name):
 
 @pytest.mark.parametrize(
     "frame",
-    [arrow(), pd.DataFrame(COLUMNS), pd.DataFrame(COLUMNS, index=[9, 8, 7, 6]), pl.DataFrame(COLUMNS)],
-    ids=["pyarrow", "pandas", "pandas with an index", "polars"],
+    [
+        arrow(),
+        pa.concat_tables([arrow().slice(0, 1), arrow().slice(1)]),
+        pd.DataFrame(COLUMNS),
+        pd.DataFrame(COLUMNS, index=pd.Index([9, 8, 7, 6], name="document")),
+        pl.DataFrame(COLUMNS),
+    ],
+    ids=["pyarrow", "pyarrow in chunks", "pandas", "pandas with an index", "polars"],
 )
 def test_frames(frame):
     check(read_table(frame))
@@ -204,6 +210,7 @@ def test_refused_sources(tmp_path):
         ([arrow(), arrow().append_column("z", pa.array([1] * 4))], "pyarrow table 2 has a column 'z'"),
         ([arrow(), arrow().drop_columns(["n"])], "pyarrow table 2 has no column 'n'"),
         ([arrow(), arrow(qid=["a"] * 4)], "text in one table and a number in another"),
+        (pa.concat_tables([arrow(), arrow(a=[1.0, 2.0, np.inf, 3.0])]), "row 7, column 'a' is infinite"),
         ([arrow(), arrow(label=[0, 1, 2, -1])], "pyarrow table 2, row 4, column 'label' is -1"),
         ([], "no table"),
         (3, "cannot read a table from int"),
@@ -213,6 +220,8 @@ def test_refused_sources(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             read_table(source)
+    with pytest.raises(ValueError, match="pyarrow table 2, row 1, column 'qid' returns to query 3"):
+        read_table([arrow().slice(0, 3), arrow()], scattered="refuse")
     with pytest.raises(FileNotFoundError, match=r"none\.csv"):
         read_table(tmp_path / "none.csv")
 

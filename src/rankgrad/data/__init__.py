@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankgrad.data._published import CATALOGUE as CATALOGUE
     from rankgrad.data.batching import Batch as Batch
     from rankgrad.data.batching import batches as batches
-    from rankgrad.data.catalogue import CATALOGUE as CATALOGUE
     from rankgrad.data.catalogue import prepare as prepare
     from rankgrad.data.catalogue import recognise as recognise
     from rankgrad.data.dataset import RankingDataset as RankingDataset
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Batch": "batching",
     "batches": "batching",
-    "CATALOGUE": "catalogue",
+    "CATALOGUE": "_published",
     "prepare": "catalogue",
     "recognise": "catalogue",
     "RankingDataset": "dataset",

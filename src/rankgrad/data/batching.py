@@ -61,9 +61,11 @@ class Batches(Iterator[Batch]):
         self.step = start
         self._list_size, self._fixed, self._share = list_size, fixed, slice(rank, None, world)
         self._lengths = dataset.lengths[order]  # on the host: shapes must be known without asking the device
-        self._features, self._labels, self._offsets = dataset.tensors(device)
-        self._order = torch.from_numpy(order).to(self._offsets.device)
-        self._keys = torch.from_numpy(keys[order]).to(self._offsets.device)
+        self._features, self._labels, offsets = dataset.tensors(device)
+        self._queries = torch.from_numpy(order).to(offsets.device)
+        self._keys = torch.from_numpy(keys[order]).to(offsets.device)
+        self._first = offsets[self._queries]
+        self._length = offsets[self._queries + 1] - self._first
 
     def __len__(self) -> int:
         return len(self._steps) - self.step
@@ -73,9 +75,8 @@ class Batches(Iterator[Batch]):
             raise StopIteration
         begin, end = self._steps[self.step]
         self.step += 1
-        queries = self._order[begin:end][self._share]
-        first = self._offsets[queries].unsqueeze(1)  # [B, 1]
-        length = self._offsets[queries + 1].unsqueeze(1) - first
+        first = self._first[begin:end][self._share].unsqueeze(1)  # [B, 1]
+        length = self._length[begin:end][self._share].unsqueeze(1)
         lengths = self._lengths[begin:end]
         longest = int(lengths.max())
         limit = self._list_size
@@ -91,7 +92,8 @@ class Batches(Iterator[Batch]):
         padding = int((width - np.minimum(lengths[self._share], width)).sum())
         features.index_fill_(0, torch.nonzero_static(~mask.reshape(-1), size=padding).squeeze(1), 0)
         features = features.view(*mask.shape, features.shape[1])
-        return Batch(features, self._labels[document].where(mask, 0), mask, queries)
+        labels = self._labels[document].where(mask, 0)
+        return Batch(features, labels, mask, self._queries[begin:end][self._share])
 
 
 def batches(
