@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 # Entries of the n x n matrices worked on at once: small enough for a CPU's caches, large enough to feed a GPU.
-_ENTRIES_AT_ONCE = {"cpu": 2**19, "cuda": 2**25}
+_ENTRIES_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
 
 _SMALLEST_LOGIT = {
     torch.float32: -64.0,
@@ -162,18 +162,23 @@ def _chunks(counts: Tensor, length: int) -> Iterator[tuple[Tensor | slice, int]]
 def _neural_sort(scores: Tensor, counts: Tensor, tau: float) -> Tensor:
     """Softmax over j of -T_ij / tau, zero beyond the real documents, [B, L] -> [B, L, L]; see the module's docstring."""
     length = scores.shape[-1]
+    if length == 0:
+        return scores.new_zeros(len(scores), 0, 0)
     position = torch.arange(length, device=scores.device)
     real = position < counts[:, None]  # [B, L]
-    s = torch.where(real, scores.double(), 0.0)
+    s = scores.double() / tau
+    s = torch.where(real, s, s.gather(-1, (counts[:, None] - 1).clamp_(min=0)))  # descending to the end: T stays >= 0
     ahead = s[:, None, :] - s[:, :, None]  # s_j - s_i, [B, L, L]
     steps = (ahead[:, :-1] + ahead[:, 1:]).tril_()  # (s_j - s_k) + (s_j - s_{k+1}), rows k >= j
-    below = torch.nn.functional.pad(steps.cumsum_(-2), (0, 0, 1, 0))  # T below the diagonal
+    below = torch.zeros_like(ahead)  # T below the diagonal
+    torch.cumsum(steps, -2, out=below[:, 1:])
     apart = (position[:, None] - position).clamp_(max=0) * 2.0  # 2 (i - j) above the diagonal
-    T = ahead.mul_(apart).sub_(below.mT).add_(below).clamp_(min=0)
+    T = ahead.mul_(apart).sub_(below.mT).add_(below)
     # Weights that would be subnormal, or drag products with them there, make CPUs crawl: they are exact zeros instead.
-    logits = torch.threshold_(T.div_(-tau), _SMALLEST_LOGIT[scores.dtype], -torch.inf)
-    weights = logits.to(scores.dtype).exp_()
-    weights.mul_(real[:, None, :]).mul_(real[:, :, None])
+    logits = torch.threshold_(T.neg_().to(scores.dtype), _SMALLEST_LOGIT[scores.dtype], -torch.inf)
+    weights = logits.exp_()
+    if scores.device.type != "cpu" or not bool(real.all()):
+        weights.mul_(real[:, None, :]).mul_(real[:, :, None])
     return weights.div_(weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).tiny))
 
 
@@ -191,12 +196,12 @@ def _scores_grad(matrix: Tensor, grad: Tensor, scores: Tensor, counts: Tensor, t
     better = torch.searchsorted(ascending, ascending)  # how many documents have a larger score
     not_worse = torch.searchsorted(ascending, ascending, right=True)
     count = counts[:, None]
-    rho = count - better - not_worse
-    r = count - 1 - 2 * position
+    rho = (count - better - not_worse).to(scores.dtype)
+    r = (count - 1 - 2 * position).to(scores.dtype)
     by_column = logit_grad.sum(-2, dtype=torch.float64)
     prefix = torch.nn.functional.pad(by_column.cumsum(-1), (1, 0))
     signs = (prefix[:, -1:] - prefix.gather(-1, not_worse)) - prefix.gather(-1, better)
-    direct = (logit_grad * (r[:, :, None] - rho[:, None, :])).sum(-2, dtype=torch.float64)
+    direct = logit_grad.mul_(r[:, :, None] - rho[:, None, :]).sum(-2, dtype=torch.float64)
     return torch.where(real, (direct - signs) / tau, 0.0).to(scores.dtype)
 
 
@@ -216,21 +221,33 @@ def _scale(A: Tensor, A_T: Tensor, iters: int, tol: float) -> Rounds:
     u = A.new_ones(A.shape[:2])
     rows, columns, active = [u], [], []
     running = torch.ones(len(A), dtype=torch.bool, device=A.device)
-    v = A.new_zeros(A_T.shape[:2])
+    all_running = True  # known to the host on the CPU alone; elsewhere every list is asked, on the device
+    empty_rows = _infinite_where_zero(_times(torch.ones_like(A_T[:, :, 0]), A_T))
+    empty_columns = v = None
     for done in range(iters):
         sums = _times(u, A)  # column sums of diag(u) A
-        if done and tol > 0:
+        if v is None:
+            empty_columns = _infinite_where_zero(sums)
+        elif tol > 0:
             # after a round rows sum to one; columns are off by what this product shows
-            running = running & ~((v * sums - (v > 0).to(v.dtype)).abs().amax(-1) < tol)
-            if A.device.type == "cpu" and not bool(running.any()):
-                break
-        v = torch.where(running[:, None], _reciprocal(sums), v)
-        u = torch.where(running[:, None], _reciprocal(_times(v, A_T)), u)
+            off = torch.where(empty_columns == 0, (v * sums).sub_(1).abs_(), 0.0).amax(-1)
+            running = running & ~(off < tol)
+            if A.device.type != "cpu":
+                all_running = False
+            elif not bool(running.all()):
+                all_running = False
+                if not bool(running.any()):
+                    break
+        # 1 / (x + infinity) = 0: an all-zero row or column stays zero
+        new_v = (sums + empty_columns).reciprocal_()
+        v = new_v if all_running or v is None else torch.where(running[:, None], new_v, v)
+        new_u = _times(v, A_T).add_(empty_rows).reciprocal_()
+        u = new_u if all_running else torch.where(running[:, None], new_u, u)
         rows.append(u)
         columns.append(v)
         active.append(running)
     if not columns:
-        return Rounds(torch.stack(rows), v[:0].new_zeros(0, *v.shape), running.new_zeros(0, len(A)))
+        return Rounds(u[None], A.new_zeros(0, *A_T.shape[:2]), running.new_zeros(0, len(A)))
     return Rounds(torch.stack(rows), torch.stack(columns), torch.stack(active))
 
 
@@ -260,6 +277,5 @@ def _scale_backward(
     return left, right
 
 
-def _reciprocal(sums: Tensor) -> Tensor:
-    """1 / x, and 0 for the sum of an all-zero row or column."""
-    return torch.where(sums > 0, 1 / sums, 0.0)
+def _infinite_where_zero(sums: Tensor) -> Tensor:
+    return torch.zeros_like(sums).masked_fill_(sums == 0, torch.inf)
