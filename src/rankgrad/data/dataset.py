@@ -136,13 +136,10 @@ class RankingDataset:
             chosen = np.atleast_1d(np.arange(len(self))[queries])
         except IndexError as error:
             raise ValueError(
-                f"cannot select queries: {error}; expected positions from 0 to {len(self) - 1} "
-                f"or a mask of {len(self)}"
+                f"cannot select queries: {error}; expected positions from 0 to {len(self) - 1} or a mask of {len(self)}"
             ) from None
         if chosen.ndim != 1 or len(chosen) == 0:
-            raise ValueError(
-                "no query was selected; expected a list of positions or a mask with at least one True"
-            )
+            raise ValueError("no query was selected; expected a list of positions or a mask with at least one True")
         lengths = self.lengths[chosen]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         documents: Any
@@ -174,9 +171,7 @@ class RankingDataset:
         """
         sizes = np.asarray(parts)
         if sizes.ndim != 1 or sizes.dtype.kind not in "iuf" or not (sizes > 0).all():
-            raise ValueError(
-                f"cannot split by {parts!r}; expected positive fractions or positive numbers of queries"
-            )
+            raise ValueError(f"cannot split by {parts!r}; expected positive fractions or positive numbers of queries")
         total = 1 if sizes.dtype.kind == "f" else len(self)
         if abs(sizes.sum() - total) > 1e-6:
             raise ValueError(
@@ -185,9 +180,7 @@ class RankingDataset:
             )
         cuts = np.rint(np.cumsum(sizes) * (len(self) / total)).astype(np.int64)
         if (np.diff(cuts, prepend=0) == 0).any():
-            raise ValueError(
-                f"the parts {list(parts)} of {len(self)} queries leave a part empty; use fewer parts"
-            )
+            raise ValueError(f"the parts {list(parts)} of {len(self)} queries leave a part empty; use fewer parts")
         order = np.argsort(random_keys(self.query_ids, seed), kind="stable")
         return [self.select(np.sort(part)) for part in np.split(order, cuts[:-1])]
 
@@ -230,9 +223,7 @@ class RankingDataset:
             np.concatenate([[0], np.cumsum(lengths)]),
             np.concatenate([d.query_ids for d in datasets]),
             first.feature_names,
-            None
-            if first.weights is None
-            else np.concatenate([d.weights for d in datasets if d.weights is not None]),
+            None if first.weights is None else np.concatenate([d.weights for d in datasets if d.weights is not None]),
             rows,
             {"concatenated": [dict(d.provenance) for d in datasets]},
         )
@@ -290,9 +281,7 @@ class RankingDataset:
         """
         arrays, facts = read_folder(Path(folder), verify=verify)
         try:
-            return RankingDataset(
-                **arrays, feature_names=facts["feature_names"], provenance=facts["provenance"]
-            )
+            return RankingDataset(**arrays, feature_names=facts["feature_names"], provenance=facts["provenance"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder} does not hold a sound dataset: {error}; save it again") from error
 
@@ -331,9 +320,7 @@ def mix(values: Integers) -> Integers:
     >>> mix(np.array([0, 1, 2])).tolist()
     [0, 6238072747940578789, -2606959012126976886]
     """
-    values = (
-        values ^ (values >> 30 & (1 << 34) - 1)
-    ) * -0x40A7B892E31B1A47  # the masks make the shifts logical
+    values = (values ^ (values >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47  # the masks make the shifts logical
     values = (values ^ (values >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
     return values ^ (values >> 31 & (1 << 33) - 1)
 
@@ -375,9 +362,7 @@ class Description:
             f"list lengths   {lengths}",
         ]
         if len(self.labels) > 16:
-            lines.append(
-                f"labels         {len(self.labels):,} values, {min(self.labels)} to {max(self.labels)}"
-            )
+            lines.append(f"labels         {len(self.labels):,} values, {min(self.labels)} to {max(self.labels)}")
         else:
             shares = [f"{v:>6}  {c:>12,}  {c / self.documents:6.1%}" for v, c in self.labels.items()]
             lines += [f"{'labels' if i == 0 else '':<15}{line}" for i, line in enumerate(shares)]
@@ -387,9 +372,7 @@ class Description:
 def _as_float32(name: str, values: Any, ndim: int) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != ndim or array.dtype.kind not in "fiub":
-        raise ValueError(
-            f"{name} is {array.dtype} of shape {array.shape}; expected numbers with {ndim} dimension(s)"
-        )
+        raise ValueError(f"{name} is {array.dtype} of shape {array.shape}; expected numbers with {ndim} dimension(s)")
     if array.dtype == np.float32:
         return np.ascontiguousarray(array)
     with np.errstate(over="ignore"):
@@ -402,9 +385,7 @@ def _as_float32(name: str, values: Any, ndim: int) -> np.ndarray:
 def _as_int64(name: str, values: Any) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (array.dtype == np.uint64 and (array >> 63).any()):
-        raise ValueError(
-            f"{name} is {array.dtype} of shape {array.shape}; expected 64-bit integers with one dimension"
-        )
+        raise ValueError(f"{name} is {array.dtype} of shape {array.shape}; expected 64-bit integers with one dimension")
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
@@ -417,9 +398,7 @@ def _as_query_ids(values: Any) -> np.ndarray:
 
 def _expect_length(name: str, array: np.ndarray, length: int, unit: str) -> None:
     if array.shape[:1] != (length,):
-        raise ValueError(
-            f"{name} has shape {array.shape}; expected one entry for each {unit}, {length} in all"
-        )
+        raise ValueError(f"{name} has shape {array.shape}; expected one entry for each {unit}, {length} in all")
 
 
 def _expect_amounts(name: str, array: np.ndarray) -> None:

@@ -33,13 +33,9 @@ def write_folder(
     """
     occupied = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if occupied and not overwrite:
-        raise ValueError(
-            f"{target} exists; expected a new or empty folder; choose another or pass overwrite=True"
-        )
+        raise ValueError(f"{target} exists; expected a new or empty folder; choose another or pass overwrite=True")
     if occupied and not (target / MANIFEST).is_file():
-        raise ValueError(
-            f"{target} exists without {MANIFEST}; only a saved dataset is overwritten; remove it"
-        )
+        raise ValueError(f"{target} exists without {MANIFEST}; only a saved dataset is overwritten; remove it")
     target = target.absolute()  # a folder such as "." has no name of its own
     target.parent.mkdir(parents=True, exist_ok=True)
     building = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
@@ -70,17 +66,13 @@ def read_folder(source: Path, *, verify: bool = False) -> tuple[dict[str, np.nda
             raise ValueError(f"{path} is missing; {MANIFEST} lists it; prepare the data again")
         size = path.stat().st_size
         if size != entry["bytes"]:
-            raise ValueError(
-                f"{path} has {size} bytes; {MANIFEST} says {entry['bytes']}; prepare the data again"
-            )
+            raise ValueError(f"{path} has {size} bytes; {MANIFEST} says {entry['bytes']}; prepare the data again")
         if name == "features" and size > FULL_CHECK and not verify:
             good = _sampled_crc32(path) == entry["sampled_crc32"]
         else:
             good = _crc32(path) == entry["crc32"]
         if not good:
-            raise ValueError(
-                f"{path} is damaged: its checksum is not that of {MANIFEST}; prepare the data again"
-            )
+            raise ValueError(f"{path} is damaged: its checksum is not that of {MANIFEST}; prepare the data again")
     # The checksums cover the headers too, so what is loaded now has the types and shapes that were saved.
     return {name: np.load(source / f"{name}.npy", mmap_mode="r") for name in manifest["arrays"]}, manifest
 
@@ -114,9 +106,7 @@ def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     try:
         plain = json.loads(json.dumps(manifest, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"the provenance is not JSON: {error}; expected texts, numbers and lists of them"
-        ) from error
+        raise ValueError(f"the provenance is not JSON: {error}; expected texts, numbers and lists of them") from error
     plain["manifest_crc32"] = _manifest_crc32(plain)
     with path.open("w", encoding="utf-8") as file:
         json.dump(plain, file, indent=2, ensure_ascii=False)
@@ -150,11 +140,11 @@ def _manifest_crc32(manifest: Mapping[str, Any]) -> int:
 
 
 def _crc32(path: Path) -> int:
-    return zlib.crc32(np.memmap(path, np.uint8, mode="r"))
+    return zlib.crc32(np.memmap(path, np.uint8, mode="r").data)
 
 
 def _sampled_crc32(path: Path) -> int:
     data, checksum = np.memmap(path, np.uint8, mode="r"), 0
     for start in np.linspace(0, max(0, len(data) - BLOCK), BLOCKS).astype(np.int64):
-        checksum = zlib.crc32(data[start : start + BLOCK], checksum)
+        checksum = zlib.crc32(data[start : start + BLOCK].data, checksum)
     return checksum
