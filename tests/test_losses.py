@@ -7,7 +7,7 @@ import torch
 
 import rankgrad
 from cases import RANDOM_LOSSES, UNITS, Case, exact_rounds, takes, value_and_grad
-from rankgrad.losses import LOSSES
+from rankgrad.losses import LOSSES, teaching
 from rankgrad.sorting import soft_sort
 from references import LOSS_REFERENCES
 
@@ -600,3 +600,11 @@ def test_transposed_with_linear_gains_scores_a_perfect_ranking_as_one():
 
 def test_labels_beyond_every_gain_are_loud():
     assert LOSSES["neural_ndcg"](torch.randn(1, 3), torch.tensor([[2000, 1, 0]]), k=1).isnan()
+
+
+@every_loss
+def test_the_mean_counts_the_lists_that_teaching_names(name):
+    case = Case(name, lengths=(7, 3, 10, 1, 5, 0, 4))
+    case.labels[0], case.labels[1] = 1.0, 0.0
+    count = teaching(name, case.labels.masked_fill(~case.mask, 9.0), case.mask).sum()
+    close(case(reduction="mean"), case(reduction="sum") / count)

@@ -23,6 +23,7 @@ from rankgrad.losses.listwise import listmle, listnet, softmax, xe_ndcg
 from rankgrad.losses.pairwise import lambdarank, ndcg_loss1, ndcg_loss2, ndcg_loss2pp, ranknet
 from rankgrad.losses.pointwise import bce, ordinal, rmse
 from rankgrad.losses.smoothed import approx_ndcg, soft_rank
+from rankgrad.losses.teaching import has_document, has_pair, has_relevant
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "neural_ndcg": neural_ndcg,
@@ -47,4 +48,19 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "neural_precision": neural_precision,
 }
 
-__all__ = ["LOSSES", *LOSSES]
+POINTWISE = ("rmse", "ordinal", "bce")
+PAIRWISE = ("ranknet", "lambdarank", "ndcg_loss1", "ndcg_loss2", "ndcg_loss2pp")
+
+
+def teaching(name: str, labels: Tensor, mask: Tensor, *, threshold: float | None = None) -> Tensor:
+    """Which lists the loss `name` takes into its mean, [..., L] -> [...] bool; `threshold` as the loss was given it."""
+    if name in POINTWISE:
+        return has_document(labels, mask)
+    if name in PAIRWISE:
+        return has_pair(labels, mask)
+    if name in ("neural_map", "neural_mrr", "neural_precision"):
+        return has_relevant(labels, mask, 1.0 if threshold is None else threshold)
+    return has_relevant(labels, mask)
+
+
+__all__ = ["LOSSES", "teaching", *LOSSES]

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rankgrad.arguments import cutoff, non_negative, one_of, positive, whole
 from rankgrad.dcg import Gain, discounts, gains, normalised_gains
+from rankgrad.losses.teaching import has_relevant
 from rankgrad.masked import Lists, prepare, reduce
 from rankgrad.sorting import gumbel, neural_sort, sinkhorn, sort_values
 
@@ -63,7 +64,7 @@ def neural_ndcg(
     values, has_ideal = normalised_gains(gains(lists.labels, lists.mask, gain), k)
     by_rank = discounts(lists.scores.shape[-1], k, scores.device).to(lists.scores.dtype)
     ndcg = (_by_rank(lists, values, relaxation, labels.shape) * by_rank).sum(-1)
-    return _loss(ndcg, lists, (lists.labels > 0) & has_ideal[..., None], relaxation, reduction)
+    return _loss(ndcg, lists, has_relevant(lists.labels, lists.mask) & has_ideal, relaxation, reduction)
 
 
 def neural_ndcg_transposed(
@@ -104,7 +105,7 @@ def neural_ndcg_transposed(
     by_rank = discounts(lists.scores.shape[-1], k, scores.device)
     discount = _relaxed(lists, by_rank, relaxation, labels.shape, transposed=True)  # of each document
     ndcg = (discount * values.to(discount.dtype)).sum(-1)
-    return _loss(ndcg, lists, (lists.labels > 0) & has_ideal[..., None], relaxation, reduction)
+    return _loss(ndcg, lists, has_relevant(lists.labels, lists.mask) & has_ideal, relaxation, reduction)
 
 
 def neural_map(
@@ -145,7 +146,7 @@ def neural_map(
     precision = q.cumsum(-1) / _ranks(q)
     total = relevant.sum(-1).clamp(min=1)
     average_precision = (q * precision * _top(q, k)).sum(-1) / total
-    return _loss(average_precision, lists, relevant, relaxation, reduction)
+    return _loss(average_precision, lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
 
 
 def neural_mrr(
@@ -181,7 +182,7 @@ def neural_mrr(
     lists = prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
     stops = _by_rank(lists, relevant, relaxation, labels.shape)
-    return _loss(_cascade(stops, k), lists, relevant, relaxation, reduction)
+    return _loss(_cascade(stops, k), lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
 
 
 def neural_err(
@@ -219,7 +220,7 @@ def neural_err(
     lists = prepare(scores, labels, mask, check)
     chance = gains(lists.labels.clamp(max=max_label), lists.mask, "exp2") / 2**max_label
     stops = _by_rank(lists, chance, relaxation, labels.shape)
-    return _loss(_cascade(stops, k), lists, lists.labels > 0, relaxation, reduction)
+    return _loss(_cascade(stops, k), lists, has_relevant(lists.labels, lists.mask), relaxation, reduction)
 
 
 def neural_precision(
@@ -258,7 +259,8 @@ def neural_precision(
     relevant = lists.mask & (lists.labels >= threshold)
     q = _by_rank(lists, relevant, relaxation, labels.shape)
     depth = lists.counts.clamp(min=1) if k is None else k
-    return _loss((q * _top(q, k)).sum(-1) / depth, lists, relevant, relaxation, reduction)
+    precision = (q * _top(q, k)).sum(-1) / depth
+    return _loss(precision, lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
 
 
 class Relaxation(NamedTuple):
@@ -362,7 +364,6 @@ def _top(values: Tensor, k: int | None) -> Tensor:
     return (_ranks(values) <= (values.shape[-1] if k is None else k)).to(values.dtype)
 
 
-def _loss(metric: Tensor, lists: Lists, relevant: Tensor, relaxation: Relaxation, reduction: str) -> Tensor:
+def _loss(metric: Tensor, lists: Lists, teaches: Tensor, relaxation: Relaxation, reduction: str) -> Tensor:
     """Minus the metric, mean over samples, reduced over the lists that teach."""
-    metric = metric.mean(0) if relaxation.stochastic else metric
-    return reduce(-metric, (lists.counts >= 2) & relevant.any(-1), lists, reduction)
+    return reduce(-metric.mean(0) if relaxation.stochastic else -metric, teaches, lists, reduction)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.arguments import one_of
+from rankgrad.losses.teaching import has_relevant
 from rankgrad.masked import Lists, log_softmax, prepare, reduce
 from rankgrad.sorting import random_source
 
@@ -101,18 +102,14 @@ def listmle(
         last_of_group = torch.searchsorted(ordered_keys, ordered_keys, right=True) - 1
         log_sums = log_sums.gather(-1, last_of_group)
     values = torch.where(lists.mask.gather(-1, order), log_sums - ascending, 0.0).sum(-1)
-    return reduce(values.to(lists.scores.dtype), _teaches(lists), lists, reduction)
+    return reduce(values.to(lists.scores.dtype), has_relevant(lists.labels, lists.mask), lists, reduction)
 
 
 def _cross_entropy(lists: Lists, target: Tensor, reduction: str) -> Tensor:
     """-sum_j target_j log softmax(s)_j, the target 0 under the padding."""
     log_probabilities = torch.where(lists.mask, log_softmax(lists.scores, lists.mask), 0.0)
     values = -(target.to(lists.scores.dtype) * log_probabilities).sum(-1)
-    return reduce(values, _teaches(lists), lists, reduction)
-
-
-def _teaches(lists: Lists) -> Tensor:
-    return (lists.counts >= 2) & (lists.labels > 0).any(-1)
+    return reduce(values, has_relevant(lists.labels, lists.mask), lists, reduction)
 
 
 def _uniform(lists: Lists, shape: torch.Size, generator: torch.Generator | None, noise: Tensor | None) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from rankgrad.arguments import cutoff, non_negative, one_of
 from rankgrad.dcg import Gain, discounts, gains, normalised_gains
+from rankgrad.losses.teaching import has_pair
 from rankgrad.masked import Lists, prepare, ranks_by_score, reduce
 
 
@@ -140,9 +141,7 @@ def _sum_over_pairs(lists: Lists, weights: Tensor, reduction: str) -> Tensor:
     """Sum of w_ij softplus(s_j - s_i), weights [..., L, L] zero for pairs that do not count."""
     ahead = lists.scores[..., :, None] - lists.scores[..., None, :]  # s_i - s_j
     values = -(weights * functional.logsigmoid(ahead)).sum((-1, -2))
-    highest = lists.labels.masked_fill(~lists.mask, -torch.inf).amax(-1)
-    lowest = lists.labels.masked_fill(~lists.mask, torch.inf).amin(-1)
-    return reduce(values, highest > lowest, lists, reduction)
+    return reduce(values, has_pair(lists.labels, lists.mask), lists, reduction)
 
 
 def _real_pairs(lists: Lists) -> Tensor:

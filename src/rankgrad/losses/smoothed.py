@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rankgrad.arguments import cutoff, one_of, positive
 from rankgrad.dcg import Gain, discounts, gains, normalised_gains
+from rankgrad.losses.teaching import has_relevant
 from rankgrad.masked import Lists, prepare, reduce
 
 EXACT_LIMIT = 512  # documents: the recursion costs O(n^3)
@@ -94,8 +95,7 @@ def _others(lists: Lists) -> Tensor:
 def _loss(lists: Lists, discount: Tensor, k: int | None, gain: Gain, reduction: str) -> Tensor:
     gain_values, has_ideal = normalised_gains(gains(lists.labels, lists.mask, gain), k)
     values = -(gain_values.to(discount.dtype) * discount).sum(-1)
-    teaches = (lists.counts >= 2) & (lists.labels > 0).any(-1) & has_ideal
-    return reduce(values, teaches, lists, reduction)
+    return reduce(values, has_relevant(lists.labels, lists.mask) & has_ideal, lists, reduction)
 
 
 def _gaussian(beaten: Tensor, by_rank: Tensor, counts: Tensor) -> Tensor:
