@@ -222,13 +222,12 @@ def _scale(A: Tensor, A_T: Tensor, iters: int, tol: float) -> Rounds:
     rows, columns, active = [u], [], []
     running = torch.ones(len(A), dtype=torch.bool, device=A.device)
     all_running = True  # known to the host on the CPU alone; elsewhere every list is asked, on the device
-    empty_rows = _infinite_where_zero(_times(torch.ones_like(A_T[:, :, 0]), A_T))
-    empty_columns = v = None
+    empty_columns = _infinite_where_zero(_times(u, A))
+    v = torch.ones_like(empty_columns)
+    empty_rows = _infinite_where_zero(_times(v, A_T))
     for done in range(iters):
         sums = _times(u, A)  # column sums of diag(u) A
-        if v is None:
-            empty_columns = _infinite_where_zero(sums)
-        elif tol > 0:
+        if done and tol > 0:
             # after a round rows sum to one; columns are off by what this product shows
             off = torch.where(empty_columns == 0, (v * sums).sub_(1).abs_(), 0.0).amax(-1)
             running = running & ~(off < tol)
@@ -240,7 +239,7 @@ def _scale(A: Tensor, A_T: Tensor, iters: int, tol: float) -> Rounds:
                     break
         # 1 / (x + infinity) = 0: an all-zero row or column stays zero
         new_v = (sums + empty_columns).reciprocal_()
-        v = new_v if all_running or v is None else torch.where(running[:, None], new_v, v)
+        v = new_v if all_running else torch.where(running[:, None], new_v, v)
         new_u = _times(v, A_T).add_(empty_rows).reciprocal_()
         u = new_u if all_running else torch.where(running[:, None], new_u, u)
         rows.append(u)

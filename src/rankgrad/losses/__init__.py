@@ -55,7 +55,7 @@ PAIRWISE = ("ranknet", "lambdarank", "ndcg_loss1", "ndcg_loss2", "ndcg_loss2pp")
 def teaching(name: str, labels: Tensor, mask: Tensor, *, threshold: float | None = None) -> Tensor:
     """Which lists the loss `name` takes into its mean, [..., L] -> [...] bool; `threshold` as the loss was given it."""
     if name in POINTWISE:
-        return has_document(labels, mask)
+        return has_document(mask)
     if name in PAIRWISE:
         return has_pair(labels, mask)
     if name in ("neural_map", "neural_mrr", "neural_precision"):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def has_document(labels: Tensor, mask: Tensor) -> Tensor:
+def has_document(mask: Tensor) -> Tensor:
     """Pointwise losses: a real document."""
     return mask.any(-1)
 
