@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import svmlight_reference as reference
-from rankgrad.data import _compiled, _line, _text, svmlight
+from rankgrad.data import _block, _compiled, _line, _text, svmlight
 from rankgrad.data.svmlight import read_svmlight
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -269,12 +269,17 @@ def test_first_error_of_the_file_wins_over_a_damaged_end(tmp_path):
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_line, "MAX_LINE", 1 << 20)
-    monkeypatch.setattr(_text, "MAX_LINE", 1 << 20)
-    text = GOOD + b"0 qid:9 " + b"1" * (3 << 20)
-    for content in (text, text + b"\n" + GOOD, gzip.compress(text)):
-        with pytest.raises(ValueError, match=r":4:1: .* longer than 1 MiB"):
-            read_svmlight(write(tmp_path, content))
+    for module in (_line, _text, _block):
+        monkeypatch.setattr(module, "MAX_LINE", 1 << 18)
+    monkeypatch.setattr(_text, "BLOCK", 1 << 16)
+    for line in (b"0 qid:9 " + b"1" * (3 << 18), b"0 qid:9 1:1 # " + b"x" * (3 << 18), b"#" * ((1 << 18) + 1)):
+        text = GOOD + line
+        for content in (text, text + b"\n" + GOOD, gzip.compress(text)):
+            path = write(tmp_path, content)
+            with pytest.raises(ValueError, match=r":4:1: .* longer than"):
+                read_svmlight(path)
+            assert sum(len(block) for block, _ in _text.blocks(path)) < (1 << 18) + 3 * (1 << 16)
+    assert len(read_svmlight(write(tmp_path, GOOD + b"#" * (1 << 18) + b"\n" + GOOD))) == 2
 
 
 def test_the_width_must_be_worth_its_memory(tmp_path, monkeypatch):
@@ -629,6 +634,19 @@ def test_lightgbm_example_with_its_group_sizes(part, queries, rows):
     data = read_svmlight(folder / f"rank.{part}.gz", groups=folder / f"rank.{part}.query")
     assert (len(data), *data.features.shape) == (queries, rows, 300)
     assert set(data.labels) == {0, 1, 2, 3, 4}
+
+
+def test_reads_without_numba(tmp_path):
+    path = write(tmp_path, b"2 qid:7 1:0.5 3:1\n0 qid:8 2:4\n1 qid:7 1:3\n")
+    code = f"""
+import sys
+sys.modules["numba"] = None
+from rankgrad.data.svmlight import read_svmlight
+data = read_svmlight({str(path)!r})
+print(data.features.tolist(), data.rows.tolist())
+"""
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout == "[[0.5, 0.0, 1.0], [3.0, 0.0, 0.0], [0.0, 4.0, 0.0]] [0, 2, 1]\n"
 
 
 def test_memory_stays_near_the_result(tmp_path):

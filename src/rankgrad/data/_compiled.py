@@ -70,12 +70,15 @@ def _from_bits(bits):
 @_compile
 def _undecided(value):
     """Whether a float64 is so near the middle of two float32 that its own error matters."""
-    return abs((_bits(value) & _LAST_BITS) - _MIDDLE) <= _WINDOW
+    return ((_bits(value) + (_WINDOW - _MIDDLE)) & _LAST_BITS) <= 2 * _WINDOW  # one comparison for two
 
 
 @_compile
 def _near_tie(mantissa, exponent, value):
-    """Put m * 10^e, about `value`, on its side of the middle of two float32, exactly: (status, value)."""
+    """Put m * 10^e, about `value`, on its side of the middle of two float32, exactly: (status, value).
+
+    A mantissa that was cut has 18 digits, so it is never taken for exact here.
+    """
     if exponent > 18 or exponent < -12 or mantissa >= _EXACT:
         return _UNSURE, value
     left = np.float64(mantissa) * _TEN[max(exponent, 0)]
@@ -94,7 +97,7 @@ def _near_tie(mantissa, exponent, value):
 def _any_number(text, at):
     """Any decimal number after its sign: (status, magnitude, end)."""
     mantissa, digits, exponent, power = 0, 0, 0, 0
-    cut, seen, fraction = False, False, False
+    seen, fraction = False, False
     while True:
         c = np.int64(text[at])
         if c == _POINT and not fraction:
@@ -107,10 +110,8 @@ def _any_number(text, at):
                     digits += 1
                 if fraction:
                     exponent -= 1
-            else:
-                cut = cut or c != 48
-                if not fraction:
-                    exponent += 1
+            elif not fraction:
+                exponent += 1
         else:
             break
         at += _ONE
@@ -142,8 +143,6 @@ def _any_number(text, at):
     else:
         value = np.float64(mantissa) * _TEN[exponent]
     if _undecided(value):
-        if cut:
-            return _UNSURE, value, at
         status, value = _near_tie(mantissa, exponent, value)
         if status == _UNSURE:
             return _UNSURE, value, at

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from rankgrad.data._line import MAX_LINE, quote
 
-BLOCK = 1 << 20  # bytes read at a time: a block and what is parsed from it stay in the processor's cache
+BLOCK = 2 << 20  # bytes read at a time: a block and what is parsed from it stay in the processor's cache
 # One byte of zstd can stand for 32 KiB of text, and its decoder knows no limit per call.
 ZSTD_BYTES = 2048
 
