@@ -1,0 +1,227 @@
+"""Models that score documents: the context-aware ranker of the NeuralNDCG paper, an MLP and a linear model.
+
+Imports torch alone. All share one call and its manners: `model(features [B, L, F], mask [B, L]) -> scores [B, L]`, or
+[B, L, units] for more than one unit per document. mask is True at real documents, None = all are real. Padding may
+stand anywhere and hold anything, NaN included; it scores 0 and is seen by nobody, so that a list scores the same alone
+and in any batch (to rounding). Reordering documents reorders their scores. Weight matrices start Glorot-uniform, biases
+at torch's default; dropout and the start draw from torch's global generator. Features are taken to the dtype of the
+weights, and under autocast only the products inside are rounded: sums along the layers and the scores stay in the
+dtype of the weights, because scores in bfloat16 would tie by the dozen.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Transformer(nn.Module):
+    """The context-aware ranker of arXiv 2102.07831: a document's score depends on the other documents of its list.
+
+    A linear layer to `width` without activation, `layers` pre-norm Transformer encoder blocks, a layer norm, a linear
+    output, and tanh only on request. No positional encoding: a list is a set. Without padding pass mask=None, which
+    leaves torch the choice of its fastest attention.
+
+    >>> model = Transformer(136).eval()
+    >>> model(torch.zeros(2, 5, 136), torch.tensor([[True] * 5, [False] * 5]))[1].tolist()
+    [0.0, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        width: int = 96,
+        layers: int = 2,
+        heads: int = 1,
+        feedforward: int = 384,
+        dropout: float = 0.1,
+        units: int = 1,
+        tanh: bool = False,
+    ) -> None:
+        super().__init__()
+        width, heads, dropout = _size("width", width), _size("heads", heads), _probability("dropout", dropout)
+        feedforward = _size("feedforward", feedforward)
+        if width % heads:
+            raise ValueError(f"width must be divisible by heads, got width {width} and {heads} heads")
+        self.features = _size("features", features)
+        self.input = nn.Linear(self.features, width)
+        self.blocks = nn.ModuleList(_Block(width, heads, feedforward, dropout) for _ in range(_size("layers", layers)))
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, _size("units", units))
+        self.tanh = tanh
+        _glorot(self)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores [B, L], or [B, L, units]."""
+        features = _clean(features, mask, self.features, self.input.weight.dtype)
+        hidden = self.input(features).to(features.dtype)  # [B, L, width]
+        # A list without a document attends to its padding: a softmax over nothing is NaN on some of torch's paths.
+        keys = None if mask is None else (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]  # [B, 1, 1, L]
+        for block in self.blocks:
+            hidden = block(hidden, keys)
+        return _score(self.norm(hidden), mask, self.output, self.tanh)
+
+
+class MLP(nn.Module):
+    """Linear layers of the sizes `hidden`, each followed by ReLU and dropout, and a linear output.
+
+    >>> MLP(136, units=4)(torch.zeros(2, 5, 136)).shape
+    torch.Size([2, 5, 4])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        hidden: Sequence[int] = (256, 128, 64),
+        dropout: float = 0.0,
+        units: int = 1,
+        tanh: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(hidden, Sequence):
+            raise ValueError(f"hidden must be a sequence of layer sizes such as (256, 128, 64), got {hidden!r}")
+        self.features = _size("features", features)
+        sizes = [self.features, *(_size("every size in hidden", size) for size in hidden)]
+        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
+        self.dropout = nn.Dropout(_probability("dropout", dropout))
+        self.output = nn.Linear(sizes[-1], _size("units", units))
+        self.tanh = tanh
+        _glorot(self)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores [B, L], or [B, L, units]."""
+        hidden = _clean(features, mask, self.features, self.output.weight.dtype)
+        for layer in self.layers:
+            hidden = self.dropout(layer(hidden).relu())
+        return _score(hidden, mask, self.output, self.tanh)
+
+
+class Linear(nn.Module):
+    """A weighted sum of the features: the model every other has to beat.
+
+    >>> Linear(136)(torch.zeros(2, 5, 136)).shape
+    torch.Size([2, 5])
+    """
+
+    def __init__(self, features: int, *, units: int = 1, tanh: bool = False) -> None:
+        super().__init__()
+        self.features = _size("features", features)
+        self.output = nn.Linear(self.features, _size("units", units))
+        self.tanh = tanh
+        _glorot(self)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores [B, L], or [B, L, units]."""
+        features = _clean(features, mask, self.features, self.output.weight.dtype)
+        return _score(features, mask, self.output, self.tanh)
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"transformer": Transformer, "mlp": MLP, "linear": Linear}
+
+
+def ranking_scores(output: Tensor, units: int) -> Tensor:
+    """The scores [B, L] to rank by: a model's output itself, or for more than one unit the sum of their sigmoids.
+
+    >>> ranking_scores(torch.zeros(1, 2, 4), units=4)
+    tensor([[2., 2.]])
+    """
+    if units == 1:
+        return output
+    if output.dim() == 0 or output.shape[-1] != units:
+        raise ValueError(f"an output of {units} units must have the shape [..., {units}], got {list(output.shape)}")
+    return output.sigmoid().sum(-1)
+
+
+class _Block(nn.Module):
+    """One pre-norm encoder block: x + attention(norm(x)), then x + feed-forward(norm(x)), each through dropout."""
+
+    def __init__(self, width: int, heads: int, feedforward: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = _Attention(width, heads, dropout)
+        self.feedforward_norm = nn.LayerNorm(width)
+        self.widen = nn.Linear(width, feedforward)
+        self.narrow = nn.Linear(feedforward, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor, keys: Tensor | None) -> Tensor:
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), keys))
+        inner = self.dropout(self.widen(self.feedforward_norm(hidden)).relu())
+        return hidden + self.dropout(self.narrow(inner))
+
+
+class _Attention(nn.Module):
+    """Every document of a list looks at every real one: softmax(Q K^T / sqrt(width / heads)) V, per head."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.merge = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor, keys: Tensor | None) -> Tensor:
+        query, key, value = (
+            project(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, L, width / H]
+            for project in (self.query, self.key, self.value)
+        )
+        dropout = self.dropout if self.training else 0.0
+        seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=keys, dropout_p=dropout)
+        return self.merge(seen.transpose(1, 2).flatten(-2))
+
+
+def _clean(features: Tensor, mask: Tensor | None, width: int, dtype: torch.dtype) -> Tensor:
+    """The features a model may look at: shapes checked, padding zeroed before any arithmetic, the weights' dtype."""
+    if features.dim() != 3 or features.shape[-1] != width:
+        raise ValueError(
+            f"features must have the shape [lists, documents, {width}] this model was made for, "
+            f"got {list(features.shape)}"
+        )
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != features.shape[:-1]):
+        raise ValueError(
+            f"mask must be of dtype torch.bool (True = a real document) and shape {list(features.shape[:-1])}, "
+            f"got {mask.dtype} and {list(mask.shape)}"
+        )
+    features = features.to(dtype)
+    return features if mask is None else features.masked_fill(~mask[..., None], 0.0)
+
+
+def _score(hidden: Tensor, mask: Tensor | None, output: nn.Linear, tanh: bool) -> Tensor:
+    """The linear output, outside autocast, with zeros under the padding."""
+    device = hidden.device.type
+    known = torch.amp.is_autocast_available(device)
+    with torch.autocast(device, enabled=False) if known else nullcontext():
+        scores = output(hidden.to(output.weight.dtype))  # [B, L, units]
+    scores = scores.tanh() if tanh else scores
+    scores = scores if mask is None else scores.masked_fill(~mask[..., None], 0.0)
+    return scores.squeeze(-1) if output.out_features == 1 else scores
+
+
+def _glorot(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.xavier_uniform_(parameter)
+
+
+def _size(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if isinstance(value, bool) or number < 1:
+        raise ValueError(f"{name} must be a whole number, 1 or above, got {value!r}")
+    return number
+
+
+def _probability(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(f"{name} must be a number from 0 up to but not including 1, got {value!r}")
+    return float(value)

@@ -1,0 +1,429 @@
+"""Models against plain tensor code; padding, order, degenerate lists, dtypes, devices, dropout; refusals."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from rankgrad.models import MLP, MODELS, Linear, Transformer, ranking_scores
+
+FEATURES = 5
+LENGTHS = (7, 3, 10, 1, 0, 5)
+every_model = pytest.mark.parametrize("name", list(MODELS))
+every_units = pytest.mark.parametrize("units", [1, 4])
+
+
+def make(name, *, units=1, tanh=False, dtype=torch.float64, **options):
+    sizes = {"transformer": {"width": 12, "heads": 3, "feedforward": 20}, "mlp": {"hidden": (8, 6)}, "linear": {}}
+    torch.manual_seed(0)
+    model = MODELS[name](FEATURES, units=units, tanh=tanh, **{**sizes[name], **options}).to(dtype).eval()
+    with torch.no_grad():  # norms start at one and zero, where a forgotten one would not show
+        for key, parameter in model.named_parameters():
+            if "norm" in key:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def batch(width=12, lengths=LENGTHS, dtype=torch.float64, poison=math.nan, seed=0):
+    """Lists of unequal length, padding in random places, NaN and worse in the features under it."""
+    draw = torch.Generator().manual_seed(seed)
+    mask = torch.zeros(len(lengths), width, dtype=torch.bool)
+    for row, n in enumerate(lengths):
+        mask[row, torch.randperm(width, generator=draw)[:n]] = True
+    features = torch.randn(len(lengths), width, FEATURES, generator=draw, dtype=torch.float64).to(dtype)
+    features[~mask] = poison
+    return features, mask
+
+
+def gradients(model, features, mask, weights):
+    """Gradients of sum(weights * scores) by the features and by every parameter."""
+    features = features.clone().requires_grad_()
+    total = (model(features, mask) * weights).sum()
+    return torch.autograd.grad(total, [features, *model.parameters()])
+
+
+# --- plain tensor code, one list at a time, from the text --------------------------------------------------------------
+
+
+def affine(x, weights, name):
+    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+def norm(x, weights, name):
+    centred = x - x.mean(-1, keepdim=True)
+    return (
+        centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"]
+        + weights[f"{name}.bias"]
+    )
+
+
+def attention(x, weights, name, heads):
+    query, key, value = (affine(x, weights, f"{name}.{part}") for part in ("query", "key", "value"))
+    size = x.shape[-1] // heads
+    seen = []
+    for h in range(heads):
+        part = slice(h * size, (h + 1) * size)
+        e = (query[:, part] @ key[:, part].T / math.sqrt(size)).exp()
+        seen.append(e / e.sum(-1, keepdim=True) @ value[:, part])
+    return affine(torch.cat(seen, -1), weights, f"{name}.merge")
+
+
+def plain_transformer(x, weights, *, layers=2, heads=3, drop=lambda x: x):
+    h = affine(x, weights, "input")
+    for i in range(layers):
+        block = f"blocks.{i}"
+        h = h + drop(attention(norm(h, weights, f"{block}.attention_norm"), weights, f"{block}.attention", heads))
+        inner = drop(affine(norm(h, weights, f"{block}.feedforward_norm"), weights, f"{block}.widen").clamp(min=0))
+        h = h + drop(affine(inner, weights, f"{block}.narrow"))
+    return affine(norm(h, weights, "norm"), weights, "output")
+
+
+def plain_mlp(x, weights, drop=lambda x: x):
+    for i in range(2):
+        x = drop(affine(x, weights, f"layers.{i}").clamp(min=0))
+    return affine(x, weights, "output")
+
+
+def plain_linear(x, weights):
+    return affine(x, weights, "output")
+
+
+PLAIN = {"transformer": plain_transformer, "mlp": plain_mlp, "linear": plain_linear}
+
+
+@every_model
+@every_units
+@pytest.mark.parametrize("tanh", [False, True])
+def test_equals_plain_tensor_code(name, units, tanh):
+    model = make(name, units=units, tanh=tanh)
+    features, mask = batch()
+    scores = model(features, mask)
+    assert scores.shape == (*mask.shape, units)[: 2 if units == 1 else 3] and scores.dtype == torch.float64
+    scores = scores.reshape(*mask.shape, units)
+    for x, real, s in zip(features, mask, scores):
+        expected = PLAIN[name](x[real], model.state_dict())
+        torch.testing.assert_close(s[real], expected.tanh() if tanh else expected, rtol=1e-10, atol=1e-12)
+    assert (scores[~mask] == 0).all()
+
+
+def test_every_option_of_the_transformer_shapes_it():
+    model = make("transformer", width=8, layers=3, heads=2, feedforward=5)
+    features, mask = batch()
+    expected = plain_transformer(features[0][mask[0]], model.state_dict(), layers=3, heads=2)
+    torch.testing.assert_close(model(features, mask)[0][mask[0]], expected[:, 0])
+    assert model.blocks[0].widen.out_features == 5 and model.input.out_features == 8
+
+
+# --- who sees whom -----------------------------------------------------------------------------------------------------
+
+
+@every_model
+@every_units
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_list_scores_the_same_alone_and_in_a_wider_batch(name, units, dtype):
+    model = make(name, units=units, dtype=dtype)
+    features, mask = batch(width=17, dtype=dtype)
+    together = model(features, mask)
+    weights = torch.randn(together.shape, dtype=dtype)
+    grads = gradients(model, features, mask, weights)
+    sums = [torch.zeros_like(p) for p in model.parameters()]
+    close = {"rtol": 1e-9, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 2e-5}
+    for row, real in enumerate(mask):
+        alone = features[row : row + 1, real]
+        torch.testing.assert_close(model(alone, None)[0], together[row, real], **close)
+        torch.testing.assert_close(model(alone, real[None, real])[0], together[row, real], **close)
+        by_features, *by_parameters = gradients(model, alone, None, weights[row : row + 1, real])
+        torch.testing.assert_close(by_features[0], grads[0][row, real], **close)
+        sums = [total + part for total, part in zip(sums, by_parameters)]
+    for total, part in zip(sums, grads[1:]):
+        torch.testing.assert_close(part, total, **close)
+    assert (grads[0][~mask] == 0).all()
+
+
+@every_model
+@every_units
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e30])
+def test_what_lies_under_the_padding_changes_nothing(name, units, poison):
+    model = make(name, units=units)
+    clean, mask = batch(poison=0.0)
+    dirty, _ = batch(poison=poison)
+    assert torch.equal(model(clean, mask), model(dirty, mask))
+    weights = torch.randn_like(model(clean, mask))
+    for a, b in zip(gradients(model, clean, mask, weights), gradients(model, dirty, mask, weights)):
+        assert torch.equal(a, b)
+
+
+@every_model
+def test_reordering_documents_reorders_scores(name):
+    model = make(name)
+    features, mask = batch()
+    order = torch.randperm(mask.shape[1])
+    torch.testing.assert_close(model(features[:, order], mask[:, order]), model(features, mask)[:, order])
+
+
+def test_context_matters_to_the_transformer_alone():
+    features = torch.randn(1, 4, FEATURES, dtype=torch.float64)
+    other = features.clone()
+    other[0, 3] += 1
+    for name in MODELS:
+        model = make(name)
+        same = torch.equal(model(features)[0, :3], model(other)[0, :3])
+        assert same == (name != "transformer")
+
+
+@every_model
+@every_units
+def test_fully_padded_lists_are_zero_and_never_nan(name, units):
+    model = make(name, units=units, dropout=0.5).train() if name != "linear" else make(name, units=units)
+    features, _ = batch()
+    mask = torch.zeros(features.shape[:2], dtype=torch.bool)
+    scores = model(features, mask)
+    assert (scores == 0).all()
+    for grad in gradients(model, features, mask, torch.ones_like(scores)):
+        assert (grad == 0).all()
+
+
+@every_model
+@every_units
+@pytest.mark.parametrize("shape", [(0, 6), (0, 0), (3, 0), (3, 1), (1, 1)])
+def test_any_number_of_lists_and_documents(name, units, shape):
+    model = make(name, units=units)
+    features = torch.randn(*shape, FEATURES, dtype=torch.float64)
+    for mask in (None, torch.ones(shape, dtype=torch.bool)):
+        scores = model(features, mask)
+        assert scores.shape == (shape if units == 1 else (*shape, units))
+        for grad in gradients(model, features, mask, torch.ones_like(scores)):
+            assert grad.isfinite().all()
+
+
+@every_model
+def test_gradients_are_right(name):
+    model = make(
+        name, units=2, tanh=True, **({"width": 6, "heads": 2, "feedforward": 7} if name == "transformer" else {})
+    )
+    features, mask = batch(width=5, lengths=(3, 0, 5, 1))
+    names = [key for key, _ in model.named_parameters()]
+
+    def scores(features, *parameters):
+        return torch.func.functional_call(model, dict(zip(names, parameters)), (features, mask))
+
+    features = features.nan_to_num().requires_grad_()
+    parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    assert torch.autograd.gradcheck(scores, (features, *parameters))
+
+
+# --- dtypes and devices ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain_bfloat16(monkeypatch):
+    """Some virtual machines announce bfloat16 matrix units that oneDNN then fails to use: do without oneDNN."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+
+
+@every_model
+def test_under_autocast_scores_keep_the_precision_of_the_weights(name, plain_bfloat16):
+    sizes = {"transformer": {"width": 32, "heads": 1}, "mlp": {"hidden": (32, 32)}, "linear": {}}
+    model = make(name, dtype=torch.float32, **sizes[name])
+    features, mask = batch(width=240, lengths=(240, 100, 0), dtype=torch.float32)
+    exact = model(features, mask)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = model(features, mask)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, exact, rtol=0.05, atol=0.05)
+    assert (scores[~mask] == 0).all()
+    assert len(scores[0].unique()) > 230  # in bfloat16 about half of them would tie
+    scores.sum().backward()
+    assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@every_model
+def test_a_bfloat16_model_stays_bfloat16(name, plain_bfloat16):
+    model = make(name, dtype=torch.bfloat16)
+    features, mask = batch(dtype=torch.bfloat16)
+    scores = model(features, mask)
+    assert scores.dtype == torch.bfloat16
+    torch.testing.assert_close(scores.double(), make(name)(features.double(), mask), rtol=0.1, atol=0.1)
+
+
+@every_model
+def test_features_are_taken_to_the_dtype_of_the_weights(name):
+    model = make(name, dtype=torch.float32)
+    features, mask = batch(poison=0.0)
+    assert torch.equal(model(features, mask), model(features.float(), mask))
+    assert model(torch.ones(1, 2, FEATURES, dtype=torch.int64)).dtype == torch.float32
+
+
+@every_model
+def test_follows_its_device_and_never_asks_the_host(name):
+    model = make(name).to("meta").train()  # tensors without values: reading one raises
+    scores = model(torch.empty(2, 3, FEATURES, device="meta"), torch.empty(2, 3, dtype=torch.bool, device="meta"))
+    assert scores.shape == (2, 3) and scores.device.type == "meta"
+
+
+# --- start, dropout, names ---------------------------------------------------------------------------------------------
+
+
+@every_model
+def test_matrices_start_glorot_uniform_and_biases_at_the_default_of_torch(name):
+    torch.manual_seed(0)
+    model = MODELS[name](300)
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    assert sum(p.dim() > 1 for p in model.parameters()) == len(layers)
+    for layer in layers:
+        bound = math.sqrt(6 / (layer.in_features + layer.out_features))
+        largest = layer.weight.abs().max().item()
+        assert 0.9 * bound < largest <= bound
+        assert layer.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.15)
+        assert 0 < layer.bias.abs().max().item() <= 1 / math.sqrt(layer.in_features)
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.LayerNorm):
+            assert (layer.weight == 1).all() and (layer.bias == 0).all()
+
+
+def test_number_of_parameters():
+    def count(model):
+        return sum(p.numel() for p in model.parameters())
+
+    # 136 x 96 + 96; twice 4 (96 x 96 + 96) + 2 x 192 + (96 x 384 + 384) + (384 x 96 + 96); 192; 97
+    assert count(Transformer(136)) == 13_152 + 2 * 111_840 + 192 + 97 == 237_121
+    assert count(Transformer(220, width=128, units=4)) == 28_288 + 2 * 165_376 + 256 + 516 == 359_812
+    assert count(MLP(136)) == 35_072 + 32_896 + 8_256 + 65 == 76_289
+    assert count(Linear(136)) == 137
+
+
+def test_defaults_are_those_of_the_paper():
+    model = Transformer(136)
+    assert (len(model.blocks), model.blocks[0].attention.heads, model.blocks[0].attention.dropout) == (2, 1, 0.1)
+    assert model.input.out_features == 96 and model.blocks[1].widen.out_features == 384 and model.tanh is False
+
+
+def test_names_of_the_weights():
+    both = ("weight", "bias")
+    block = ["attention_norm", *(f"attention.{part}" for part in "query key value merge".split())]
+    block += ["feedforward_norm", "widen", "narrow"]
+    layers = ["input", *(f"blocks.{i}.{part}" for i in range(2) for part in block), "norm", "output"]
+    assert list(Transformer(3).state_dict()) == [f"{layer}.{part}" for layer in layers for part in both]
+    layers = ["layers.0", "layers.1", "layers.2", "output"]
+    assert list(MLP(3).state_dict()) == [f"{layer}.{part}" for layer in layers for part in both]
+    assert list(Linear(3).state_dict()) == ["output.weight", "output.bias"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_falls_where_the_paper_has_it(monkeypatch, training):
+    """With x -> 0.7 x in place of dropout, training equals plain code that has this factor at the paper's places."""
+    attend, calls = functional.scaled_dot_product_attention, []
+
+    def recorded(query, key, value, attn_mask=None, dropout_p=0.0):
+        calls.append((dropout_p, attn_mask))
+        return attend(query, key, value, attn_mask=attn_mask)
+
+    def scaled(x, p, training, inplace):
+        assert p == 0.25
+        return 0.7 * x if training else x
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(functional, "dropout", scaled)
+    drop = (lambda x: 0.7 * x) if training else (lambda x: x)
+    x = torch.randn(6, FEATURES, dtype=torch.float64)
+    for name in ("transformer", "mlp"):
+        model = make(name, dropout=0.25).train(training)
+        torch.testing.assert_close(model(x[None])[0, :, None], PLAIN[name](x, model.state_dict(), drop=drop))
+    # One call a block; without a mask none is made up, so that torch may take its fastest path.
+    assert calls == [(0.25 if training else 0.0, None)] * 2
+
+
+@pytest.mark.parametrize("name", ["transformer", "mlp"])
+def test_dropout_draws_from_the_global_generator_and_only_in_training(name):
+    model = make(name, dropout=0.3)
+    features, mask = batch()
+    calm = model(features, mask)
+    model.train()
+    torch.manual_seed(1)
+    first = model(features, mask)
+    assert not torch.equal(first, calm) and not torch.equal(first, model(features, mask))
+    torch.manual_seed(1)
+    assert torch.equal(first, model(features, mask))
+    assert (first[~mask] == 0).all() and first.isfinite().all()
+    still = make(name, dropout=0.0)
+    torch.testing.assert_close(still.train()(features, mask), still.eval()(features, mask))
+
+
+@every_model
+def test_equal_seeds_start_equal_models(name):
+    states = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        states.append(torch.cat([v.flatten() for v in MODELS[name](FEATURES).state_dict().values()]))
+    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
+
+
+@every_model
+def test_learns(name):
+    model = make(name, dtype=torch.float32).train()
+    features, mask = batch(dtype=torch.float32)
+    labels = features.nan_to_num()[..., 0]
+    optimiser = torch.optim.Adam(model.parameters(), 0.01)
+    losses = []
+    for _ in range(60):
+        loss = ((model(features, mask) - labels)[mask] ** 2).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+# --- scores to rank by -------------------------------------------------------------------------------------------------
+
+
+def test_ranking_scores():
+    output = torch.randn(2, 3, 4)
+    expected = sum(1 / (1 + (-output[..., t]).exp()) for t in range(4))
+    torch.testing.assert_close(ranking_scores(output, 4), expected)
+    single = torch.randn(2, 3)
+    assert ranking_scores(single, 1) is single
+    with pytest.raises(ValueError, match="4 units must have the shape"):
+        ranking_scores(single, 4)
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.0, "3", None, True])
+@pytest.mark.parametrize("size", ["features", "width", "layers", "heads", "feedforward", "units"])
+def test_sizes_are_whole_and_positive(size, wrong):
+    for name, model in MODELS.items():
+        if size in ("features", "units") or name == "transformer":
+            with pytest.raises(ValueError, match=f"^{size} must be a whole number, 1 or above, got "):
+                model(**{"features": 3, size: wrong})
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1, 1.5, math.nan, "0.1", None, True])
+@pytest.mark.parametrize("name", ["transformer", "mlp"])
+def test_dropout_is_below_one(name, wrong):
+    with pytest.raises(ValueError, match="dropout must be a number from 0"):
+        MODELS[name](3, dropout=wrong)
+
+
+def test_other_refusals():
+    with pytest.raises(ValueError, match="width must be divisible by heads, got width 96 and 5 heads"):
+        Transformer(3, heads=5)
+    with pytest.raises(ValueError, match="every size in hidden must be a whole number"):
+        MLP(3, hidden=(4, 0))
+    with pytest.raises(ValueError, match="hidden must be a sequence of layer sizes"):
+        MLP(3, hidden=64)
+    assert MLP(3, hidden=[4]).output.in_features == 4
+
+
+@every_model
+def test_shapes_are_checked(name):
+    model = make(name)
+    good = torch.zeros(2, 3, FEATURES, dtype=torch.float64)
+    for features in (good[0], good[..., :-1], good[None]):
+        with pytest.raises(ValueError, match=r"features must have the shape \[lists, documents, 5\]"):
+            model(features)
+    for mask in (torch.ones(2, 3), torch.ones(2, 1, dtype=torch.bool), torch.ones(3, dtype=torch.bool)):
+        with pytest.raises(ValueError, match=r"mask must be of dtype torch.bool .* and shape \[2, 3\]"):
+            model(good, mask)
