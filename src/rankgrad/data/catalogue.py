@@ -138,7 +138,7 @@ def prepare(
     described: dict[str, Description] = {}
     written: dict[str, Description] = {}
     clamped = 0
-    for split, data in _read(layout, entry, progress):
+    for split, data in read_layout(layout, progress):
         described[split] = data.describe()
         clamped += data.provenance.get("clamped", 0)
         pieces = {split: data}
@@ -241,8 +241,9 @@ def _estimated_documents(path: Path) -> float:
     return text.count(b"\n") * path.stat().st_size / max(used, 1)
 
 
-def _read(layout: Layout, entry: Entry | None, progress: Progress | None) -> Iterator[tuple[str, RankingDataset]]:
-    """The splits, one after the other; without an entry all are read first, to give them one width."""
+def read_layout(layout: Layout, progress: Progress | None = None) -> Iterator[tuple[str, RankingDataset]]:
+    """The splits of a recognised folder, one after the other; without an entry all are read first, to give them one width."""
+    entry = CATALOGUE.get(layout.dataset or "")
     total = sum(p.stat().st_size for paths in layout.files.values() for p in paths)
     done = 0
 

@@ -1,0 +1,106 @@
+"""Scoring lists with a model, and judging the scores. Room 5: imports data, metrics and models.
+
+Per-query values are kept with NaN at empty queries (nothing relevant), so that every rule for those can be applied later:
+`summarise` gives all three.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rankgrad.data.batching import Batch, batches
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.metrics import parse_metric
+from rankgrad.models import ranking_scores
+
+LISTS_AT_ONCE = 256
+DOCUMENTS_AT_ONCE = 2**16
+RULES = {"empty=1": 1.0, "empty=0": 0.0, "skipped": np.nan}
+
+
+def scored(
+    model: nn.Module, dataset: RankingDataset, *, device: torch.device, rank: int = 0, world: int = 1
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Every query once at full length, lists of similar length together: batches and their scores [B, L]."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for batch in batches(
+                dataset,
+                LISTS_AT_ONCE,
+                list_size=None,
+                shuffle=False,
+                device=device,
+                rank=rank,
+                world=world,
+                max_documents=DOCUMENTS_AT_ONCE,
+            ):
+                output = model(batch.features, batch.mask)
+                yield batch, ranking_scores(output.float(), 1 if output.dim() == 2 else output.shape[-1])
+    finally:
+        model.train(training)
+
+
+def score(model: nn.Module, dataset: RankingDataset, *, device: torch.device) -> np.ndarray:
+    """One score per document, in the dataset's order, [N] float32."""
+    scores = np.empty(len(dataset.labels), dtype=np.float32)
+    first, lengths = dataset.offsets[:-1], dataset.lengths
+    for batch, values in scored(model, dataset, device=device):
+        queries = batch.queries.cpu().numpy()
+        place = np.arange(batch.mask.shape[1])
+        mask = place < lengths[queries, None]
+        scores[(first[queries, None] + place)[mask]] = values.cpu().numpy()[mask]
+    return scores
+
+
+def evaluate(
+    model: nn.Module,
+    dataset: RankingDataset,
+    metrics: Sequence[str],
+    *,
+    device: torch.device,
+    rank: int = 0,
+    world: int = 1,
+) -> dict[str, np.ndarray]:
+    """Per-query values of each metric, [Q] float64, NaN at empty queries; of this rank's queries, zero elsewhere."""
+    functions = {name: parse_metric(name) for name in metrics}
+    values = {name: torch.zeros(len(dataset), dtype=torch.float64, device=device) for name in metrics}
+    for batch, scores in scored(model, dataset, device=device, rank=rank, world=world):
+        for name, function in functions.items():
+            value = function(scores.double(), batch.labels, batch.mask, empty=np.nan, check=False)
+            values[name][batch.queries] = value
+    return {name: value.cpu().numpy() for name, value in values.items()}
+
+
+def judge(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+    """Per-query values of each metric for scores [N] in the dataset's order, [Q] float64, NaN at empty queries."""
+    given = RankingDataset(scores[:, None], dataset.labels, dataset.offsets, dataset.query_ids)
+    return evaluate(_FirstFeature(), given, metrics, device=torch.device("cpu"))
+
+
+def summarise(values: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
+    """The mean of each metric under each rule for empty queries: counted 1, counted 0, left out.
+
+    >>> summarise({"map": np.array([0.5, np.nan])})["map"]
+    {'empty=1': 0.75, 'empty=0': 0.25, 'skipped': 0.5}
+    """
+    return {name: {rule: mean(value, empty) for rule, empty in RULES.items()} for name, value in values.items()}
+
+
+def mean(values: np.ndarray, empty: float) -> float:
+    """The mean over queries with NaN counted as `empty`; NaN leaves them out."""
+    if not np.isnan(empty):
+        return float(np.where(np.isnan(values), empty, values).mean())
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+class _FirstFeature(nn.Module):
+    """A "model" whose score is the first feature: lets given scores take the same path as a model's."""
+
+    def forward(self, features: Tensor, mask: Any) -> Tensor:  # noqa: ARG002 (the call every model has)
+        return features[..., 0]
