@@ -4,7 +4,7 @@
 that may be an error, and the rare number whose float32 it cannot prove correctly rounded. Such a line is
 for `rankgrad.data._line`, which accepts or refuses it; so the rules stand in one place, and this module may
 only be cautious, never lenient. Everything here works on arrays: no file and no Python object is touched,
-and the interpreter's lock is released. Without numba nothing here may be called.
+and the interpreter's lock is released. Where COMPILED is False, only `permute_rows` may be called.
 
 How a token becomes a float32: up to 18 significant digits m (more are cut) and a power of ten give the
 float64 m * 10^e with a relative error below 3.2 * 2^-53. A float32 is that float64 without its last 29 bits,
@@ -27,10 +27,11 @@ import numpy as np
 
 try:
     import numba
-except ImportError:  # a Python that numba does not know yet: the strict reader reads every line
+except ImportError:  # a Python that numba does not know yet
     numba = None  # type: ignore[assignment]
 
-COMPILED = numba is not None
+# Otherwise the strict reader reads every line.
+COMPILED = numba is not None and not getattr(numba.config, "DISABLE_JIT", False)
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 # Slots of the state that read_lines takes and leaves behind; *_LINE count from 1.
 ROWS, ENTRIES, LINES, CLAMPED, CLAMPED_LINE, WIDEST, WIDEST_LINE, SLOTS = range(8)

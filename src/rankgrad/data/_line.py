@@ -23,7 +23,7 @@ from decimal import Decimal
 
 import numpy as np
 
-MAX_LINE = 16 << 20  # bytes: about a million features; what is longer is not a line of ranking data
+MAX_LINE = 8 << 20  # bytes: about half a million features; what is longer is not a line of ranking data
 MAX_INDEX = 2**31 - 1
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
@@ -247,7 +247,9 @@ def _refuse_entry(body: bytes, at: int, wants_qid: bool) -> LineError:
         return _refuse_wide(body, at, MAX_INDEX)
     if not re.fullmatch(rb"[0-9]+", name):
         return LineError(column, f"{quote(token)} has an index that is not a whole number from 1")
-    return LineError(column, f"{quote(token)} has a value that is not {_FINITE}{_hint(value)}")
+    missing = value.lower().lstrip(b"+-") in (b"nan", b"na", b"null", b"none", b"?", b"")
+    hint = "; leave a missing feature out of its line" if missing else _hint(value)
+    return LineError(column, f"{quote(token)} has a value that is not {_FINITE}{hint}")
 
 
 def _odd_bytes(token: bytes) -> str | None:
@@ -261,13 +263,10 @@ def _odd_bytes(token: bytes) -> str | None:
 
 
 def _hint(token: bytes) -> str:
-    plain = token.lower().lstrip(b"+-")
-    if plain in (b"nan", b"na", b"null", b"none", b"?", b""):
-        return "; leave a missing feature out of its line"
-    if plain.count(b",") > 1 or b";" in plain:
+    if token.count(b",") > 1 or b";" in token:
         return "; CSV files are for read_table"
-    if b"," in plain:
+    if b"," in token:
         return "; write a point for the decimal comma"
-    if b"\r" in plain:
+    if b"\r" in token:
         return "; a carriage return may only end a line"
     return ""

@@ -8,7 +8,7 @@ from rankgrad.data._block import Parsed, scatter
 
 RESERVE = 1 << 30  # bytes set aside at most before they are needed
 SPARE = 64 << 20  # bytes of room added when that was too little
-_CHUNK = 4096  # rows moved at a time
+_CHUNK = 16 << 20  # bytes moved at a time
 
 
 class GrowingMatrix:
@@ -58,9 +58,10 @@ class GrowingMatrix:
         kept = min(old, stride)
         if stride > old:
             self._resize(max(self.rows * stride, self._cells.size))
-        starts = range(0, self.rows, _CHUNK) if stride != old else range(0)
+        step = max(_CHUNK // 4 // max(old, stride, 1), 1)
+        starts = range(0, self.rows, step) if stride != old else range(0)
         for first in starts if stride < old else reversed(starts):
-            last = min(first + _CHUNK, self.rows)
+            last = min(first + step, self.rows)
             chunk = self._cells[first * old : last * old].reshape(last - first, old)[:, :kept].copy()
             place = self._cells[first * stride : last * stride].reshape(last - first, stride)
             place[:, :kept] = chunk

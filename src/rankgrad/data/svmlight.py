@@ -75,14 +75,16 @@ def read_svmlight(
     sides = None if groups is None else _as_paths("groups", groups)
     if sides is not None and len(sides) != len(paths):
         raise ValueError(f"groups= names {len(sides)} files for {len(paths)} data files; expected one for each")
-    if features is not None and (isinstance(features, bool) or not isinstance(features, int) or features < 1):
+    if features is not None and (
+        isinstance(features, bool) or not isinstance(features, int | np.integer) or features < 1
+    ):
         raise ValueError(f"features={features!r}; expected the number of features, 1 or more, or None")
     if np.isinf(missing):
         raise ValueError(f"missing={missing!r}; expected a finite number or NaN")
     if scattered not in ("group", "refuse"):
         raise ValueError(f"scattered={scattered!r}; expected 'group' or 'refuse'")
 
-    reading = _Reading(GrowingMatrix(float(missing)), features or 0, fixed=features is not None)
+    reading = _Reading(GrowingMatrix(float(missing)), int(features or 0), fixed=features is not None)
     _read(paths, reading, wants_qid=sides is None, progress=progress)
     labels, qids = np.concatenate(reading.labels), np.concatenate(reading.qids)
     if sides is None:
