@@ -1,0 +1,80 @@
+"""Arrays of rows in any order, with a query id each -> RankingDataset. This file may touch arrays alone; numpy only."""
+
+from typing import Any
+
+import numpy as np
+
+from rankgrad.data.dataset import RankingDataset, group_rows
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def as_float32(features: np.ndarray) -> np.ndarray:
+    """Features as float32; what is finite but beyond float32 becomes its largest number, as the readers of files have it.
+
+    >>> as_float32(np.array([1.0, 1e300, np.nan])).tolist()
+    [1.0, 3.4028234663852886e+38, nan]
+    """
+    return features if features.dtype == np.float32 else np.clip(features, -LARGEST, LARGEST).astype(np.float32)
+
+
+def as_query_ids(qid: Any, rows: int, name: str = "qid") -> np.ndarray:
+    """One id per row, as int64 or text; whole numbers in floating point are taken for integers.
+
+    >>> as_query_ids([3.0, 7.0], rows=2).tolist()
+    [3, 7]
+    """
+    ids = np.asarray(qid)
+    if ids.ndim == 2 and ids.shape[1] == 1:  # a frame of one column
+        ids = ids[:, 0]
+    if ids.shape != (rows,):
+        raise ValueError(f"{name} has shape {ids.shape}; expected the query id of each of the {rows} rows of X")
+    if ids.dtype == object and len({isinstance(value, str) for value in ids}) == 1:
+        ids = np.array(ids.tolist())
+    if ids.dtype.kind == "f" and ((np.abs(ids) <= 2**53) & (ids == np.rint(ids))).all():  # beyond, floats skip integers
+        ids = ids.astype(np.int64)
+    if ids.dtype.kind not in "iubU":
+        raise ValueError(f"{name} holds {ids.dtype} values that are no ids; expected an integer or a text in every row")
+    return ids if ids.dtype.kind == "U" else ids.astype(np.int64)
+
+
+def group_arrays(features: np.ndarray, labels: np.ndarray, ids: np.ndarray, weights: Any = None) -> RankingDataset:
+    """The rows of each query as a list; `in_source_order` goes back to rows.
+
+    `weights`: one per query in order of first appearance, or one per row, equal within a query. Queries of weight 0 are
+    left out.
+
+    >>> data = group_arrays(np.eye(3), np.array([0, 1, 2]), np.array([5, 3, 5]), weights=[1, 0])
+    >>> data.query_ids.tolist(), data.rows.tolist()
+    ([5], [0, 2])
+    """
+    order, offsets, query_ids = group_rows(ids)
+    if order is not None:
+        features, labels = features[order], labels[order]
+    if weights is None:
+        return RankingDataset(features, labels, offsets, query_ids, rows=order)
+    weights = _query_weights(weights, order, offsets, query_ids)
+    data = RankingDataset(features, labels, offsets, query_ids, weights=weights, rows=order)
+    return data if weights.all() else data.select(weights > 0)
+
+
+def _query_weights(given: Any, order: np.ndarray | None, offsets: np.ndarray, query_ids: np.ndarray) -> np.ndarray:
+    weights = np.asarray(given, dtype=np.float64)
+    rows, queries = int(offsets[-1]), len(query_ids)
+    if weights.shape not in ((rows,), (queries,)):
+        raise ValueError(
+            f"sample_weight has shape {weights.shape}; expected one weight for each of the {queries} queries or, equal "
+            f"within a query, for each of the {rows} rows"
+        )
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise ValueError("sample_weight holds a negative or non-finite value; expected finite weights, 0 or above")
+    if len(weights) == rows:
+        by_row = weights if order is None else weights[order]
+        weights = by_row[offsets[:-1]]
+        differs = by_row != np.repeat(weights, np.diff(offsets))
+        if differs.any():
+            query = query_ids[np.searchsorted(offsets, np.argmax(differs), side="right") - 1]
+            raise ValueError(f"sample_weight differs within query {query}; expected one weight per query")
+    if not weights.any():
+        raise ValueError("sample_weight is zero for every query; expected a weight above 0 for at least one sample")
+    return weights

@@ -1,0 +1,459 @@
+"""`NeuralRanker`: fit, predict and score in scikit-learn's manners. Room 6: a front door, everything is done elsewhere.
+
+Needs scikit-learn, which rankgrad itself does not: this module is imported when `rankgrad.NeuralRanker` is first used.
+It turns arrays and frames into a RankingDataset and parameters into a Config, runs the training loop, and gives torch's
+random states and current GPU back as it found them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+try:
+    from sklearn.base import BaseEstimator
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError("NeuralRanker needs scikit-learn 1.6 or newer; pip install scikit-learn") from error
+
+from rankgrad import config as settings
+from rankgrad.arguments import whole
+from rankgrad.checkpoint import load_tensors, save_tensors
+from rankgrad.config import Config, dumps, loads
+from rankgrad.data.arrays import as_float32, as_query_ids, group_arrays
+from rankgrad.data.batching import batches
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.scaling import Scaling, fit_scaling
+from rankgrad.evaluate import judge, mean, score
+from rankgrad.metrics import parse_metric
+from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve
+from rankgrad.train import Epoch, Learner, Objective, Step, make_optimiser, train
+
+NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": "allow-nan"}
+ROWS = 1024  # documents scored at once where no list is needed
+
+
+class NeuralRanker(BaseEstimator):
+    """A neural ranker, trained on the metric itself or on any other loss of `rankgrad.LOSSES`.
+
+    The defaults are the paper's recipe. Parameters carry the names and the meaning of a run's config.toml:
+
+    - `loss`: a name, with `@10` for a cut-off; `loss_options`: a dict of the loss's other options, such as {"tau": 0.5}.
+    - `model`: "transformer" (`width`, `layers`, `heads`, `feedforward`), "mlp" (`hidden`) or "linear", with `dropout`;
+      `tanh` on the scores: None for the relaxed-sort losses only.
+    - `scaling` of the features, fitted on the training queries: auto, web30k, symlog, standard, quantile, none.
+    - `list_size`: documents of a longer list are subsampled in training; predictions see whole lists.
+    - `epochs`, `batch_size` (lists), `optimiser` (adam, adamw), `lr`, `weight_decay`, `clip` (largest gradient norm),
+      `schedule` (constant; step: times `gamma` after the epochs `milestones`; cosine; plateau: times `gamma` after
+      `plateau` epochs without a better metric), `warmup` (steps), `nonfinite` (stop, skip).
+    - `metric`: what `score` returns, and what picks the epoch whose weights are kept, on `eval_set`. Without an `eval_set`
+      a `patience` (epochs without a better metric before training stops) holds out `validation_fraction` of the queries
+      instead; without both, every query trains, the metric in `history_` is that of the training queries, and the last
+      epoch's weights are kept.
+    - `device`: auto, cpu, cuda, ...; `random_state`: an int gives the same model again on the same machine with the same
+      number of threads; None draws a new seed without touching numpy's. `verbose`: 1 shows a progress bar.
+
+    After `fit`: `model_` (a torch module), `scaling_`, `config_` (what a run's config.toml would say, with the seed),
+    `history_` (a dict per epoch), `best_epoch_` (whose weights are kept, from 1), `best_score_` (its metric),
+    `n_features_in_`, and `feature_names_in_` where X had names.
+
+    >>> X = np.array([[0.1], [0.9], [0.2], [0.8], [0.3], [0.5]])
+    >>> y, qid = [0, 1, 0, 2, 0, 1], ["a", "a", "b", "b", "b", "a"]
+    >>> ranker = NeuralRanker(model="linear", epochs=30, lr=0.1, random_state=0).fit(X, y, qid=qid)
+    >>> ranker.predict(X, qid=qid).argmax()
+    np.int64(1)
+    >>> ranker.score(X, y, qid=qid)
+    1.0
+    """
+
+    # With metadata routing on, qid goes where it is needed without a set_fit_request: a ranker is nothing without it.
+    __metadata_request__fit = {"qid": True}  # noqa: RUF012 (scikit-learn reads it so)
+    __metadata_request__predict = {"qid": True}  # noqa: RUF012
+    __metadata_request__score = {"qid": True}  # noqa: RUF012
+
+    def __init__(
+        self,
+        *,
+        loss: str = "neural_ndcg",
+        loss_options: Mapping[str, Any] | None = None,
+        model: str = "transformer",
+        width: int = 96,
+        layers: int = 2,
+        heads: int = 1,
+        feedforward: int = 384,
+        hidden: tuple[int, ...] = (256, 128, 64),
+        dropout: float = 0.1,
+        tanh: bool | None = None,
+        scaling: str = "auto",
+        list_size: int = 240,
+        epochs: int = 100,
+        batch_size: int = 64,
+        optimiser: str = "adam",
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        clip: float | None = None,
+        schedule: str = "step",
+        milestones: tuple[int, ...] = (50,),
+        gamma: float = 0.1,
+        plateau: int = 5,
+        warmup: int = 0,
+        nonfinite: str = "stop",
+        metric: str = "ndcg@10",
+        patience: int | None = None,
+        validation_fraction: float = 0.2,
+        device: str = "auto",
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.loss = loss
+        self.loss_options = loss_options
+        self.model = model
+        self.width = width
+        self.layers = layers
+        self.heads = heads
+        self.feedforward = feedforward
+        self.hidden = hidden
+        self.dropout = dropout
+        self.tanh = tanh
+        self.scaling = scaling
+        self.list_size = list_size
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.optimiser = optimiser
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.clip = clip
+        self.schedule = schedule
+        self.milestones = milestones
+        self.gamma = gamma
+        self.plateau = plateau
+        self.warmup = warmup
+        self.nonfinite = nonfinite
+        self.metric = metric
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        qid: Any = None,
+        eval_set: Any = None,
+        eval_qid: Any = None,
+        sample_weight: Any = None,
+    ) -> Self:
+        """Train on documents X [N, F] with grades y [N] (0 = irrelevant) and the query of each, qid [N], in any order.
+
+        - `eval_set`: (X, y, qid) that picks the best epoch; or (X, y), or a list of one such pair, with `eval_qid`.
+        - `sample_weight`: one weight per query, in order of first appearance, or one per row, equal within a query.
+          A query of weight 0 is never seen. `eval_set` is not weighted.
+        """
+        config = self._config()
+        if qid is None:
+            raise ValueError(
+                "fit needs qid, the query id of every row, because documents are ranked within their query; "
+                "pass fit(X, y, qid=...), or np.repeat(np.arange(len(group)), group) where you have group sizes"
+            )
+        features, labels = self._documents(X, y, reset=True)
+        data = group_arrays(features, labels, as_query_ids(qid, len(features)), sample_weight)
+        judged = _eval_parts(eval_set, eval_qid)
+        held_out = None
+        if judged is not None:
+            features, labels = self._documents(*judged[:2])
+            held_out = group_arrays(features, labels, as_query_ids(judged[2], len(features), "eval_qid"))
+        elif config.train.patience is not None:
+            data, held_out = _hold_out(data, config.data.validation, config.train.seed)
+        scaling = fit_scaling(data, config.data.scaling)
+        train_set = _scaled(data, scaling)
+        objective = make_objective(config)
+        _warn_if_nothing_teaches(train_set, objective, config.loss.name)
+        with _borrowed(self.device) as device:
+            units = max(1, int(data.labels.max())) if parse_loss(config.loss.name)[0] == "ordinal" else 1
+            torch.manual_seed(config.train.seed)
+            model = make_model(config.model, data.features.shape[1], units, config.loss.name).to(device)
+            learner = Learner(model, make_optimiser(model, config.optimiser))
+            vali_set = train_set if held_out is None else _scaled(held_out, scaling)
+            events = train(learner, objective, train_set, vali_set, config, device)
+            watched = _with_bar(events, config) if self.verbose else events
+            history = [event._asdict() for event in watched if isinstance(event, Epoch)]
+        if held_out is not None:
+            model.load_state_dict(learner.best)
+        self.model_, self.scaling_, self.config_ = model.eval(), scaling, config
+        self.history_ = history
+        self.best_epoch_ = len(history) if held_out is None else learner.progress.best_epoch
+        self.best_score_ = history[self.best_epoch_ - 1]["metric"]
+        return self
+
+    def predict(self, X: Any, qid: Any = None) -> np.ndarray:
+        """Scores [N] float32 in the order of the rows: higher is better, comparable within a query only.
+
+        A transformer judges a document beside the others of its list and needs qid; the other models do without.
+        """
+        check_is_fitted(self, "model_")
+        features = self._features(X)
+        if qid is not None:
+            ids = as_query_ids(qid, len(features))
+        elif self.config_.model.kind == "transformer":
+            raise ValueError(
+                "predict needs qid, the query id of every row, because this model judges a document beside the others "
+                "of its list; pass predict(X, qid=...), np.zeros(len(X), int) for one list, or fit with model='mlp'"
+            )
+        else:
+            ids = np.arange(len(features)) // ROWS
+        data = group_arrays(features, np.zeros(len(features)), ids)
+        return data.in_source_order(self._scores(data))
+
+    def score(self, X: Any, y: Any, *, qid: Any = None) -> float:
+        """The mean of `metric` over queries; one without a relevant document counts as 1 for NDCG and 0 for the rest."""
+        check_is_fitted(self, "model_")
+        name = self.metric
+        rule = parse_metric(name).func.__kwdefaults__["empty"]  # type: ignore[attr-defined]
+        if qid is None:
+            raise ValueError("score needs qid, the query id of every row; pass score(X, y, qid=...)")
+        features, labels = self._documents(X, y)
+        data = group_arrays(features, labels, as_query_ids(qid, len(features)))
+        return mean(judge(self._scores(data), data, [name])[name], rule)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted ranker into one safetensors file; `load` reads it without executing anything.
+
+        A `random_state` that is not an int is written as the seed it gave.
+        """
+        check_is_fitted(self, "model_")
+        parameters = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
+        if not isinstance(parameters["random_state"], int | None):
+            parameters["random_state"] = self.config_.train.seed
+        facts = {
+            "parameters": parameters,
+            "config": dumps(self.config_),
+            "history": self.history_,
+            "best_epoch": self.best_epoch_,
+            "feature_names": getattr(self, "feature_names_in_", np.empty(0)).tolist(),
+        }
+        save_tensors(Path(path), _pack(self.model_, self.scaling_), facts)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The ranker that `save` wrote; predictions are the same to the bit."""
+        tensors, facts = load_tensors(Path(path))
+        if "parameters" not in facts:
+            raise ValueError(f"{path} is not a saved NeuralRanker; expected a file that NeuralRanker.save wrote")
+        ranker = cls(**_plain(facts["parameters"]))
+        ranker.config_ = loads(facts["config"], f"the configuration in {path}")
+        ranker.model_, ranker.scaling_ = _unpack(tensors, ranker.config_)
+        ranker.history_, ranker.best_epoch_ = facts["history"], facts["best_epoch"]
+        ranker.best_score_ = ranker.history_[ranker.best_epoch_ - 1]["metric"]
+        ranker.n_features_in_ = ranker.scaling_.columns
+        if facts["feature_names"]:
+            ranker.feature_names_in_ = np.array(facts["feature_names"], dtype=object)
+        return ranker
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: no torch module, no class of ours, but the bytes of a safetensors file and a text."""
+        state = dict(super().__getstate__())
+        if "model_" in state:
+            state["model_"] = save(_pack(state["model_"], state.pop("scaling_")))
+            state["config_"] = dumps(state["config_"])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        if "model_" in state:
+            state["config_"] = loads(state["config_"])
+            state["model_"], state["scaling_"] = _unpack(load(state["model_"]), state["config_"])
+        super().__setstate__(state)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True  # a missing feature: the mean, after scaling
+        tags.target_tags.required = True
+        tags.target_tags.positive_only = True
+        return tags
+
+    def _config(self) -> Config:
+        """The parameters as a run's configuration, which says what they may be."""
+        values = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
+        for name, default in NeuralRanker().get_params(deep=False).items():
+            unknown = values[name] is None and default is not None
+            if unknown or (name != "random_state" and not _can_be_written(values[name])):
+                example = {"tau": 0.5} if name == "loss_options" else 1.0 if name == "clip" else default
+                raise ValueError(f"{name} is {values[name]!r}; expected plain values such as {example!r}")
+        values |= {"kind": values["model"], "validation": values["validation_fraction"], "seed": self._seed()}
+        values["path"] = "arrays given to NeuralRanker.fit"
+        config = Config(
+            data=settings.Data(**_fields(settings.Data, values)),
+            model=settings.Model(**_fields(settings.Model, values)),
+            loss=settings.Loss(values["loss"], values["loss_options"] or {}),
+            optimiser=settings.Optimiser(values["optimiser"], **_fields(settings.Optimiser, values)),
+            train=settings.Train(**_fields(settings.Train, values)),
+        )
+        return resolve(loads(dumps(config), "NeuralRanker"))  # the reader of config.toml checks every type
+
+    def _seed(self) -> int:
+        if self.random_state is None:
+            return int(np.random.SeedSequence().generate_state(1)[0])
+        if isinstance(self.random_state, int | np.integer):
+            return whole("random_state", self.random_state, 0)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _features(self, X: Any) -> np.ndarray:
+        """X [N, F] float32, after scikit-learn's checks of its shape, types, names and values."""
+        return as_float32(validate_data(self, X, reset=False, **NUMBERS))
+
+    def _documents(self, X: Any, y: Any, *, reset: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """The same with y [N]; `reset` notes the number and names of the features instead of comparing them."""
+        X, y = validate_data(self, X, y, y_numeric=True, reset=reset, **NUMBERS)
+        if y.dtype.kind not in "fiub":
+            raise ValueError(f"y is of type {y.dtype}; expected grades of relevance; map your labels to 0, 1, ...")
+        if y.min() < 0:
+            row = int(np.argmax(y < 0))
+            raise ValueError(
+                f"y[{row}] is {y[row]}; expected grades of relevance, 0 or above; shift or map your labels"
+            )
+        return as_float32(X), y
+
+    def _scores(self, data: RankingDataset) -> np.ndarray:
+        """[N] in the order of the dataset."""
+        with _borrowed(self.device) as device:
+            return score(self.model_.to(device), _scaled(data, self.scaling_), device=device)
+
+
+# --- what fit is given ------------------------------------------------------------------------------------------------
+
+
+def _eval_parts(eval_set: Any, eval_qid: Any) -> tuple[Any, Any, Any] | None:
+    """(X, y, qid) of the forms an evaluation set may have."""
+    if eval_set is None:
+        if eval_qid is not None:
+            raise ValueError("eval_qid was given without eval_set; expected both; pass eval_set=(X, y, qid)")
+        return None
+    expected = "expected eval_set=(X, y, qid), or eval_set=[(X, y)] with eval_qid=[qid]"
+    if not isinstance(eval_set, list | tuple):
+        raise ValueError(f"eval_set is of type {type(eval_set).__name__}; {expected}")
+    if len(eval_set) == 1 and isinstance(eval_set[0], list | tuple):  # as XGBoost and LightGBM have it
+        eval_set = eval_set[0]
+        if isinstance(eval_qid, list | tuple) and len(eval_qid) == 1:
+            eval_qid = eval_qid[0]
+    if len(eval_set) + (eval_qid is not None) != 3:
+        raise ValueError(
+            f"eval_set has {len(eval_set)} parts and eval_qid is {'' if eval_qid is None else 'not '}None; {expected}"
+        )
+    X, y, qid = (*eval_set, eval_qid)[:3]
+    return X, y, qid
+
+
+def _hold_out(data: RankingDataset, share: float, seed: int) -> tuple[RankingDataset, RankingDataset]:
+    """Two parts of the queries: one to train, one to judge epochs by."""
+    if not 0 < share < 1:
+        raise ValueError(f"validation_fraction must be between 0 and 1, got {share}")
+    if len(data) < 2:
+        raise ValueError(
+            "patience needs queries to judge epochs by and there is only one query; expected at least two; "
+            "pass eval_set=(X, y, qid), or patience=None"
+        )
+    kept = min(max(1, round((1 - share) * len(data))), len(data) - 1)
+    fitted, held_out = data.split([kept, len(data) - kept], seed=seed)
+    return fitted, held_out
+
+
+def _scaled(data: RankingDataset, scaling: Scaling) -> RankingDataset:
+    return dataclasses.replace(data, features=scaling.apply(data.features))
+
+
+# --- training and keeping ---------------------------------------------------------------------------------------------
+
+
+def _warn_if_nothing_teaches(data: RankingDataset, objective: Objective, loss: str) -> None:
+    lists = batches(data, 256, list_size=None, shuffle=False, max_documents=2**16)
+    if not any(bool(objective.teaches(batch.labels, batch.mask).any()) for batch in lists):
+        warnings.warn(
+            f"no query teaches {loss} anything and the model stays as it began; expected a query of at least two "
+            "documents with different grades; look at y and qid",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+@contextlib.contextmanager
+def _borrowed(name: str) -> Iterator[torch.device]:
+    """The device of a name; torch's random states and current GPU are given back afterwards."""
+    if torch.cuda.is_initialized() or (torch.cuda.is_available() and name != "cpu"):
+        gpus = range(torch.cuda.device_count())
+        with torch.cuda.device(torch.cuda.current_device()), torch.random.fork_rng(devices=gpus):
+            yield make_device(name)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            yield make_device(name)
+
+
+def _with_bar(events: Iterator[Step | Epoch], config: Config) -> Iterator[Step | Epoch]:
+    """The same events, with a progress bar of steps, loss and metric."""
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("loss {task.fields[loss]}")
+    seen = TextColumn(f"{config.train.metric} {{task.fields[metric]}}")
+    with Progress(*columns, seen, TimeRemainingColumn()) as bar:
+        task = bar.add_task("epoch 1", total=None, loss="-", metric="-")
+        for event in events:
+            if isinstance(event, Epoch):
+                name = f"epoch {event.epoch} of {config.train.epochs}"
+                bar.update(task, description=name, loss=f"{event.loss:.4f}", metric=f"{event.metric:.4f}")
+            else:
+                done, total = event.epoch * event.steps + event.step, config.train.epochs * event.steps
+                bar.update(task, total=total, completed=done)
+            yield event
+
+
+def _pack(model: nn.Module, scaling: Scaling) -> dict[str, Tensor]:
+    tensors = {f"model.{name}": tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    return tensors | {f"scaling.{name}": torch.from_numpy(np.array(a)) for name, a in scaling.to_state().items()}
+
+
+def _unpack(tensors: Mapping[str, Tensor], config: Config) -> tuple[nn.Module, Scaling]:
+    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+    arrays = {name.removeprefix("scaling."): t.numpy() for name, t in tensors.items() if name.startswith("scaling.")}
+    scaling, units = Scaling.from_state(arrays), len(weights["output.weight"])
+    with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
+        model = make_model(config.model, scaling.columns, units, config.loss.name)
+    model.load_state_dict(weights)
+    return model.eval(), scaling
+
+
+def _can_be_written(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _fields(section: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a section of the configuration has by the same name."""
+    names = {field.name for field in dataclasses.fields(section)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy as Python's, sequences as tuples: what TOML and JSON can hold."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple | np.ndarray):
+        return tuple(map(_plain, value))
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return value
