@@ -184,6 +184,19 @@ def test_fully_padded_lists_are_zero_and_never_nan(name, units):
         assert (grad == 0).all()
 
 
+def test_no_softmax_runs_over_nothing(monkeypatch):
+    """Some of torch's attention paths answer NaN there; that the others do not must not be relied on."""
+    attend, masks = functional.scaled_dot_product_attention, []
+
+    def recorded(*args, attn_mask, **options):
+        masks.append(attn_mask)
+        return attend(*args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", recorded)
+    make("transformer")(*batch())
+    assert len(masks) == 2 and all(mask.any(-1).all() for mask in masks)
+
+
 @every_model
 @every_units
 @pytest.mark.parametrize("shape", [(0, 6), (0, 0), (3, 0), (3, 1), (1, 1)])
@@ -236,6 +249,15 @@ def test_under_autocast_scores_keep_the_precision_of_the_weights(name, plain_bfl
     assert len(scores[0].unique()) > 230  # in bfloat16 about half of them would tie
     scores.sum().backward()
     assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_under_autocast_the_sums_along_the_layers_are_not_rounded(plain_bfloat16):
+    model = make("transformer", dtype=torch.float32)
+    dtypes = []
+    model.norm.register_forward_pre_hook(lambda _, inputs: dtypes.append(inputs[0].dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(*batch(dtype=torch.float32))
+    assert dtypes == [torch.float32]
 
 
 @every_model
@@ -297,6 +319,7 @@ def test_defaults_are_those_of_the_paper():
     model = Transformer(136)
     assert (len(model.blocks), model.blocks[0].attention.heads, model.blocks[0].attention.dropout) == (2, 1, 0.1)
     assert model.input.out_features == 96 and model.blocks[1].widen.out_features == 384 and model.tanh is False
+    assert MLP(136).dropout.p == 0.0 and [layer.out_features for layer in MLP(136).layers] == [256, 128, 64]
 
 
 def test_names_of_the_weights():
