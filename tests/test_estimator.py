@@ -1,0 +1,614 @@
+"""NeuralRanker: scikit-learn's battery, parity with a run, forms of input, saving, refusals."""
+
+import copy
+import dataclasses
+import io
+import json
+import pickle
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import sklearn
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.validation import _num_samples
+
+from rankgrad import config as settings
+from rankgrad import run
+from rankgrad.checkpoint import save_tensors
+from rankgrad.config import Config
+from rankgrad.data.synthetic import synthetic
+from rankgrad.estimator import NeuralRanker
+from rankgrad.losses import LOSSES
+from rankgrad.metrics import ndcg
+from rankgrad.resolve import resolve
+
+SMALL = {"width": 8, "layers": 1, "feedforward": 16, "hidden": (8,), "epochs": 3, "device": "cpu", "random_state": 0}
+
+
+def documents(queries=12, features=4, *, seed=0):
+    """X, y, qid of unequal lists, rows of a query together; one query is empty."""
+    draw = np.random.default_rng(seed)
+    qid = np.repeat(np.arange(queries) + 100, draw.integers(2, 9, queries))
+    X = draw.normal(size=(len(qid), features)).astype(np.float32)
+    y = np.clip(np.rint(X[:, 0] + 0.3 * draw.normal(size=len(qid)) + 0.7), 0, 4).astype(int)
+    y[qid == 103] = 0
+    return X, y, qid
+
+
+def weights_of(ranker):
+    return {name: tensor.numpy() for name, tensor in ranker.model_.state_dict().items()}
+
+
+def same_weights(one, other):
+    return all(np.array_equal(a, weights_of(other)[name]) for name, a in weights_of(one).items())
+
+
+# --- scikit-learn's battery -------------------------------------------------------------------------------------------
+
+
+class Lists(NeuralRanker):
+    """A ranker that supplies the query ids the battery knows nothing of: lists of five rows, and every row judged alone,
+    because the battery expects a row's prediction not to depend on its neighbours."""
+
+    def fit(self, X, y, *, sample_weight=None):
+        return super().fit(X, y, qid=np.arange(_num_samples(X)) // 5, sample_weight=sample_weight)
+
+    def predict(self, X):
+        return super().predict(X, qid=np.arange(_num_samples(X)))
+
+    def score(self, X, y):
+        return super().score(X, y, qid=np.arange(_num_samples(X)) // 5)
+
+
+class Rows(Lists):
+    """A ranker with a pointwise loss whose lists are single rows, so that a weight per row is a weight per query."""
+
+    def fit(self, X, y, *, sample_weight=None):
+        return NeuralRanker.fit(self, X, y, qid=np.arange(_num_samples(X)), sample_weight=sample_weight)
+
+
+EXCLUDED = {
+    Lists: {
+        "check_sample_weights_not_overwritten": "gives every row its own weight; a list has one (Rows passes)",
+        "check_sample_weight_equivalence_on_dense_data": "repeats single rows; only whole lists can be (Rows passes)",
+    },
+    Rows: {},
+}
+
+
+@parametrize_with_checks(
+    [
+        Lists(**SMALL),
+        Lists(**SMALL | {"model": "mlp", "loss": "lambdarank@10"}),
+        Rows(**SMALL | {"model": "linear", "loss": "rmse", "batch_size": 1000, "scaling": "none"}),
+    ],
+    expected_failed_checks=lambda estimator: EXCLUDED[type(estimator)],
+)
+@pytest.mark.filterwarnings("ignore:no query teaches")  # some of its lists have one grade
+def test_the_battery_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+# --- the same as a run ------------------------------------------------------------------------------------------------
+
+
+def config_of_a_run(path, **train):
+    return Config(
+        data=settings.Data(path=path, validation=0.3),
+        model=settings.Model(width=8, layers=1, feedforward=16, hidden=(8,)),
+        loss=settings.Loss("neural_ndcg@10", {"tau": 0.5}),
+        optimiser=settings.Optimiser(lr=0.01, schedule="cosine"),
+        train=settings.Train(epochs=4, batch_size=8, seed=3, device="cpu", **train),
+    )
+
+
+def ranker_of_that_run(**parameters):
+    return NeuralRanker(
+        **SMALL
+        | {"loss": "neural_ndcg@10", "loss_options": {"tau": 0.5}, "lr": 0.01, "schedule": "cosine", "epochs": 4}
+        | {"batch_size": 8, "random_state": 3, "validation_fraction": 0.3}
+        | parameters
+    )
+
+
+def rows_of(data):
+    return data.features, data.labels, np.repeat(data.query_ids, data.lengths)
+
+
+def test_scores_are_those_of_a_run_with_a_validation_split(tmp_path):
+    run.begin(config_of_a_run("synthetic:tiny"), tmp_path / "run")
+    list(run.advance(tmp_path / "run"))
+    X, y, qid = rows_of(synthetic("tiny", "train"))
+    ranker = ranker_of_that_run().fit(X, y, qid=qid, eval_set=rows_of(synthetic("tiny", "vali")))
+    test = synthetic("tiny", "test")
+    X, y, qid = rows_of(test)
+    theirs = run.Run.open(tmp_path / "run", device="cpu")
+    assert np.array_equal(ranker.predict(X, qid=qid), theirs.score(test))
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert ranker.best_epoch_ == report["best_epoch"]
+    assert ranker.score(X, y, qid=qid) == pytest.approx(report["metrics"]["test"]["ndcg@10"]["empty=1"], abs=1e-12)
+    assert dataclasses.replace(ranker.config_, data=theirs.config.data) == theirs.config
+
+
+def test_scores_are_those_of_a_run_that_holds_queries_out(tmp_path):
+    data = synthetic("tiny", "train")
+    data.save(tmp_path / "data")
+    run.begin(config_of_a_run(str(tmp_path / "data"), patience=2), tmp_path / "run")
+    list(run.advance(tmp_path / "run"))
+    X, y, qid = rows_of(data)
+    ranker = ranker_of_that_run(patience=2).fit(X, y, qid=qid)
+    assert np.array_equal(ranker.predict(X, qid=qid), run.Run.open(tmp_path / "run", device="cpu").score(data))
+
+
+def test_defaults_are_those_of_a_configuration():
+    ours = NeuralRanker(random_state=0)._config()
+    assert dataclasses.replace(ours, data=dataclasses.replace(ours.data, path="synthetic")) == resolve(Config())
+
+
+def test_every_parameter_reaches_the_configuration():
+    changed = {
+        "loss": "listnet", "loss_options": {}, "model": "mlp", "width": 12, "layers": 3, "heads": 4, "feedforward": 7,
+        "hidden": (5,), "dropout": 0.2, "tanh": True, "scaling": "symlog", "list_size": 20, "epochs": 7,
+        "batch_size": 5, "optimiser": "adamw", "lr": 0.5, "weight_decay": 0.1, "clip": 2.0, "schedule": "plateau",
+        "milestones": (4,), "gamma": 0.3, "plateau": 3, "warmup": 9, "nonfinite": "skip", "metric": "map",
+        "patience": 6, "validation_fraction": 0.4, "device": "cpu", "random_state": 11, "verbose": 0,
+    }  # fmt: skip
+    assert set(changed) == set(NeuralRanker().get_params())
+    said = {}
+    for section in dataclasses.asdict(NeuralRanker(**changed)._config()).values():
+        said |= section
+    renamed = {"model": "kind", "random_state": "seed", "validation_fraction": "validation", "loss_options": "options"}
+    for name, value in changed.items():
+        if name not in ("loss", "optimiser", "verbose"):
+            assert said[renamed.get(name, name)] == value, name
+    config = NeuralRanker(**changed)._config()
+    assert (config.loss.name, config.optimiser.name) == ("listnet", "adamw")
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+
+def test_it_learns_to_rank_and_score_is_the_mean_ndcg():
+    X, y, qid = documents(40)
+    ranker = NeuralRanker(**SMALL | {"epochs": 40, "lr": 0.01}).fit(X, y, qid=qid)
+    X, y, qid = documents(30, seed=1)
+    scores = ranker.predict(X, qid=qid)
+    assert scores.dtype == np.float32 and scores.shape == (len(X),)
+    lists = [
+        ndcg(torch.from_numpy(scores[qid == q].astype(float)), torch.from_numpy(y[qid == q]), k=10).item()
+        for q in np.unique(qid)
+    ]
+    assert ranker.score(X, y, qid=qid) == pytest.approx(np.mean(lists), abs=1e-12)
+    assert np.mean(lists) > 0.93
+    ranker.set_params(metric="mrr@10")
+    assert ranker.score(X, y, qid=qid) != pytest.approx(np.mean(lists))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_can_be_fitted_and_pickled(loss):
+    X, y, qid = documents(6)
+    ranker = NeuralRanker(**SMALL | {"epochs": 1, "loss": loss}).fit(X, y, qid=qid)
+    again = pickle.loads(pickle.dumps(ranker))
+    assert np.array_equal(again.predict(X, qid=qid), ranker.predict(X, qid=qid))
+
+
+@pytest.mark.parametrize("model", ["transformer", "mlp", "linear"])
+def test_an_integer_seed_gives_the_same_model_and_none_another(model):
+    X, y, qid = documents()
+    ranker = NeuralRanker(**SMALL | {"model": model})
+    first = ranker.fit(X, y, qid=qid).predict(X, qid=qid)
+    assert np.array_equal(clone(ranker).fit(X, y, qid=qid).predict(X, qid=qid), first)
+    other = clone(ranker).set_params(random_state=None).fit(X, y, qid=qid)
+    assert not np.array_equal(other.predict(X, qid=qid), first)
+    assert other.config_.train.seed != clone(other).fit(X, y, qid=qid).config_.train.seed
+    again = clone(other).set_params(random_state=other.config_.train.seed).fit(X, y, qid=qid)
+    assert np.array_equal(again.predict(X, qid=qid), other.predict(X, qid=qid))
+    drawn = [clone(ranker).set_params(random_state=np.random.RandomState(5)).fit(X, y, qid=qid) for _ in range(2)]
+    assert same_weights(*drawn)
+
+
+def test_nothing_global_is_changed():
+    X, y, qid = documents()
+
+    def world():
+        draws = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # noqa: NPY002 (the global one is meant)
+        return *draws, torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.is_grad_enabled()
+
+    torch.rand(3)
+    before, kept = world(), (X.copy(), y.copy(), qid.copy())
+    ranker = NeuralRanker(**SMALL | {"random_state": None, "loss": "xe_ndcg"}).fit(X, y, qid=qid)
+    ranker.predict(X, qid=qid)
+    ranker.score(X, y, qid=qid)
+    pickle.loads(pickle.dumps(ranker))
+    assert world() == before
+    assert all(np.array_equal(a, b) for a, b in zip(kept, (X, y, qid)))
+
+
+# --- validation and early stopping ------------------------------------------------------------------------------------
+
+
+def test_without_validation_the_last_epoch_is_kept():
+    X, y, qid = documents()
+    ranker = NeuralRanker(**SMALL | {"epochs": 6, "lr": 0.5}).fit(X, y, qid=qid)
+    assert ranker.best_epoch_ == len(ranker.history_) == 6
+    assert [line["epoch"] for line in ranker.history_] == [1, 2, 3, 4, 5, 6]
+    assert ranker.best_score_ == ranker.history_[-1]["metric"] == pytest.approx(ranker.score(X, y, qid=qid), abs=1e-9)
+    assert max(line["metric"] for line in ranker.history_) > ranker.best_score_  # else the test would show nothing
+
+
+def test_with_an_eval_set_the_best_epoch_is_kept():
+    X, y, qid = documents()
+    judged = documents(8, seed=1)
+    ranker = NeuralRanker(**SMALL | {"epochs": 12, "lr": 0.5, "patience": 3}).fit(X, y, qid=qid, eval_set=judged)
+    metrics = [line["metric"] for line in ranker.history_]
+    assert ranker.best_epoch_ == 1 + int(np.argmax(metrics)) == len(metrics) - 3 < 9
+    assert ranker.score(*judged[:2], qid=judged[2]) == pytest.approx(max(metrics), abs=1e-9)
+
+
+def test_patience_alone_holds_queries_out():
+    X, y, qid = documents()
+    ranker = NeuralRanker(**SMALL | {"patience": 2, "validation_fraction": 0.25}).fit(X, y, qid=qid)
+    alone = NeuralRanker(**SMALL).fit(X, y, qid=qid)
+    assert not same_weights(ranker, alone)
+    few = np.isin(qid, [100, 101])
+    NeuralRanker(**SMALL | {"patience": 1}).fit(X[few], y[few], qid=qid[few])  # 0.2 of two queries is one all the same
+
+
+def test_eval_sets_come_in_several_forms():
+    X, y, qid = documents()
+    Xe, ye, qe = documents(5, seed=1)
+    forms = [
+        {"eval_set": (Xe, ye, qe)},
+        {"eval_set": [Xe, ye, qe]},
+        {"eval_set": [(Xe, ye, qe)]},
+        {"eval_set": (Xe, ye), "eval_qid": qe},
+        {"eval_set": [(Xe, ye)], "eval_qid": [qe]},
+        {"eval_set": [(Xe, ye)], "eval_qid": qe.tolist()},
+    ]
+    histories = [NeuralRanker(**SMALL).fit(X, y, qid=qid, **form).history_ for form in forms]
+    assert all(history == histories[0] for history in histories)
+
+
+# --- forms of input ---------------------------------------------------------------------------------------------------
+
+
+def test_frames_give_what_arrays_give():
+    X, y, qid = documents()
+    names = ["bm25", "clicks", "age", "length"]
+    ranker = NeuralRanker(**SMALL).fit(X, y, qid=qid)
+    expected = ranker.predict(X, qid=qid)
+    assert ranker.n_features_in_ == 4 and not hasattr(ranker, "feature_names_in_")
+    frame = pd.DataFrame(X, columns=names)
+    series = pd.Series(y, index=range(7, 7 + len(y))), pd.Series(qid, name="qid").astype("Int64")
+    lazy = pl.DataFrame({name: X[:, j] for j, name in enumerate(names)})
+    for table, grades, ids in (
+        (frame, *series),
+        (lazy, pl.Series(y), pl.Series(qid)),
+        (X.tolist(), list(y), list(qid)),
+    ):
+        ranker = NeuralRanker(**SMALL).fit(table, grades, qid=ids)
+        assert np.array_equal(ranker.predict(table, qid=ids), expected)
+        if table is not frame and table is not lazy:
+            continue
+        assert ranker.feature_names_in_.tolist() == names
+        swapped = table[["clicks", "bm25", "age", "length"]]
+        with pytest.raises(ValueError, match="[Ff]eature names"):
+            ranker.predict(swapped, qid=ids)
+        with pytest.raises(ValueError, match="[Ff]eature names"):
+            ranker.fit(table, grades, qid=ids, eval_set=(swapped, grades, ids))
+
+
+def test_missing_values_of_frames_are_nan():
+    X, y, qid = documents()
+    X[3, 1] = X[0, 0] = np.nan
+    ranker = NeuralRanker(**SMALL).fit(X, y, qid=qid)
+    expected = ranker.predict(X, qid=qid)
+    assert np.isfinite(expected).all()
+    columns = {f"f{j}": [None if np.isnan(v) else float(v) for v in X[:, j]] for j in range(4)}
+    for frame in (pl.DataFrame(columns), pd.DataFrame(columns), pd.DataFrame(columns).convert_dtypes()):
+        again = NeuralRanker(**SMALL).fit(frame, y, qid=qid)
+        assert np.array_equal(again.predict(frame, qid=qid), expected)
+
+
+@pytest.mark.parametrize("kind", [str, "U8", object, float, np.uint8, "Int64"])
+def test_query_ids_of_any_kind(kind):
+    X, y, qid = documents()
+    ids = pd.array(qid, dtype="Int64") if kind == "Int64" else qid.astype(kind)
+    ranker = NeuralRanker(**SMALL).fit(X, y, qid=ids)
+    scores = ranker.predict(X, qid=ids)
+    assert np.array_equal(ranker.predict(X, qid=qid), scores)
+    if kind not in (str, "U8"):  # the order of the lists is drawn by their ids: as texts they come in another
+        assert np.array_equal(NeuralRanker(**SMALL).fit(X, y, qid=qid).predict(X, qid=qid), scores)
+    assert ranker.score(X, y, qid=ids) == ranker.score(X, y, qid=qid)
+
+
+@pytest.mark.parametrize("kind", [int, float, bool, np.uint8, np.float32, object])
+def test_grades_of_any_kind(kind):
+    X, y, qid = documents()
+    y = np.minimum(y, 1)
+    expected = NeuralRanker(**SMALL).fit(X, y, qid=qid).predict(X, qid=qid)
+    assert np.array_equal(NeuralRanker(**SMALL).fit(X, y.astype(kind), qid=qid).predict(X, qid=qid), expected)
+
+
+@pytest.mark.parametrize("model", ["transformer", "mlp"])
+def test_the_order_of_the_rows_does_not_matter(model):
+    X, y, qid = documents()
+    ranker = NeuralRanker(**SMALL | {"model": model, "dropout": 0.0}).fit(X, y, qid=qid)
+    scores = ranker.predict(X, qid=qid)
+    order = np.random.default_rng(3).permutation(len(X))
+    assert np.allclose(ranker.predict(X[order], qid=qid[order]), scores[order], atol=1e-6)
+    assert ranker.score(X[order], y[order], qid=qid[order]) == pytest.approx(ranker.score(X, y, qid=qid))
+    scattered = clone(ranker).fit(X[order], y[order], qid=qid[order])
+    assert np.allclose(scattered.predict(X, qid=qid), scores, atol=1e-4)
+
+
+def test_a_transformer_sees_the_list_and_an_mlp_does_not():
+    X, y, qid = documents()
+    one_list = np.zeros(len(X), int)
+    context = NeuralRanker(**SMALL).fit(X, y, qid=qid)
+    assert not np.allclose(context.predict(X, qid=qid), context.predict(X, qid=one_list), atol=1e-4)
+    with pytest.raises(ValueError, match="predict needs qid.*pass predict"):
+        context.predict(X)
+    for model in ("mlp", "linear"):
+        ranker = NeuralRanker(**SMALL | {"model": model}).fit(X, y, qid=qid)
+        assert np.allclose(ranker.predict(X, qid=qid), ranker.predict(X), atol=1e-6)
+        many = np.tile(X, (60, 1))  # more rows than are scored at once
+        assert np.allclose(ranker.predict(many), np.tile(ranker.predict(X), 60), atol=1e-6)
+
+
+def test_numbers_beyond_float32_count_as_the_largest_ordinary_value():
+    X, y, qid = documents()
+    wide = X.astype(np.float64)
+    wide[5, 1] = 1.797e308
+    assert np.isfinite(NeuralRanker(**SMALL).fit(wide, y, qid=qid).predict(wide, qid=qid)).all()
+
+
+def test_small_and_flat_data():
+    X, y, qid = documents()
+    one = qid == 100
+    assert NeuralRanker(**SMALL).fit(X[one], y[one], qid=qid[one]).score(X[one], y[one], qid=qid[one]) > 0
+    for grades in (np.zeros(len(y)), np.full(len(y), 2.0)):
+        ranker = NeuralRanker(**SMALL | {"loss": "lambdarank"})
+        with pytest.warns(UserWarning, match="no query teaches lambdarank anything.*look at y and qid"):
+            ranker.fit(X, grades, qid=qid)
+        assert ranker.score(X, grades, qid=qid) == 1.0
+    with pytest.warns(UserWarning, match="no query teaches"):  # every row a query of its own
+        NeuralRanker(**SMALL).fit(X, y, qid=np.arange(len(X)))
+    with pytest.warns(UserWarning, match="no query teaches"):
+        ranker = NeuralRanker(**SMALL).fit(X[:1], y[:1], qid=[1])
+    assert ranker.predict(X[:1], qid=[1]).shape == (1,)
+    assert NeuralRanker(**SMALL).fit(X[:, :1], y, qid=qid).n_features_in_ == 1
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_query_of_weight_zero_is_never_seen():
+    X, y, qid = documents()
+    X[qid == 102] += 50.0  # would move the scaling
+    kept = qid != 102
+    alone = NeuralRanker(**SMALL | {"patience": 2}).fit(X[kept], y[kept], qid=qid[kept])
+    by_row = clone(alone).fit(X, y, qid=qid, sample_weight=kept.astype(float))
+    by_query = clone(alone).fit(X, y, qid=qid, sample_weight=[float(q != 102) for q in np.unique(qid)])
+    assert same_weights(alone, by_row) and same_weights(alone, by_query)
+
+
+def test_a_weight_of_two_is_the_query_twice():
+    X, y, qid = documents()
+    twice = qid == 102
+    whole_batch = SMALL | {"scaling": "none", "batch_size": 100, "dropout": 0.0, "epochs": 10}
+    weighted = NeuralRanker(**whole_batch).fit(X, y, qid=qid, sample_weight=1.0 + twice)
+    repeated = [np.concatenate([a, a[twice]]) for a in (X, y)]
+    expected = NeuralRanker(**whole_batch).fit(*repeated, qid=np.concatenate([qid, qid[twice] + 1000]))
+    assert np.allclose(weighted.predict(X, qid=qid), expected.predict(X, qid=qid), atol=1e-5)
+    unweighted = NeuralRanker(**whole_batch).fit(X, y, qid=qid)
+    assert not np.allclose(weighted.predict(X, qid=qid), unweighted.predict(X, qid=qid), atol=1e-5)
+    ones = NeuralRanker(**whole_batch).fit(X, y, qid=qid, sample_weight=np.ones(len(X)))
+    assert same_weights(ones, unweighted)
+
+
+def test_weights_of_scattered_rows():
+    X, y, qid = documents()
+    order = np.random.default_rng(3).permutation(len(X))
+    X, y, qid = X[order], y[order], qid[order]
+    by_row = NeuralRanker(**SMALL).fit(X, y, qid=qid, sample_weight=qid - 99.0)
+    first_seen = pd.unique(qid)
+    by_query = NeuralRanker(**SMALL).fit(X, y, qid=qid, sample_weight=first_seen - 99.0)
+    assert same_weights(by_row, by_query)
+    assert not same_weights(by_row, NeuralRanker(**SMALL).fit(X, y, qid=qid))
+
+
+# --- keeping ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parameters", [{}, {"model": "mlp", "scaling": "quantile"}, {"loss": "ordinal"}])
+def test_predictions_survive_pickle_copy_and_file_to_the_bit(parameters, tmp_path):
+    X, y, qid = documents()
+    frame = pd.DataFrame(X, columns=["a", "b", "c", "d"])
+    options = {"hidden": [np.int64(6), 4], "lr": np.float32(0.01), "random_state": np.random.RandomState(1)}
+    ranker = NeuralRanker(**SMALL | options | parameters).fit(frame, y, qid=qid)
+    scores = ranker.predict(frame, qid=qid)
+    ranker.save(tmp_path / "ranker.safetensors")
+    loaded = NeuralRanker.load(str(tmp_path / "ranker.safetensors"))
+    for again in (pickle.loads(pickle.dumps(ranker)), copy.deepcopy(ranker), loaded):
+        assert np.array_equal(again.predict(frame, qid=qid), scores)
+        assert (again.config_, again.history_, again.best_epoch_) == (
+            ranker.config_,
+            ranker.history_,
+            ranker.best_epoch_,
+        )
+        assert again.best_score_ == ranker.best_score_ and again.n_features_in_ == 4
+        assert again.feature_names_in_.tolist() == list("abcd")
+        assert again.get_params().keys() == ranker.get_params().keys()
+        assert np.array_equal(pickle.loads(pickle.dumps(again)).predict(frame, qid=qid), scores)
+    assert np.array_equal(clone(loaded).fit(frame, y, qid=qid).predict(frame, qid=qid), scores)
+
+
+def test_a_saved_ranker_keeps_its_parameters(tmp_path):
+    X, y, qid = documents()
+    ranker = NeuralRanker(**SMALL | {"loss_options": {"tau": 0.5}, "clip": 1.0}).fit(X, y, qid=qid)
+    ranker.save(tmp_path / "r.safetensors")
+    assert NeuralRanker.load(tmp_path / "r.safetensors").get_params() == ranker.get_params()
+
+
+def test_a_pickle_holds_no_torch_object_and_no_class_but_its_own():
+    X, y, qid = documents()
+    ranker = NeuralRanker(**SMALL).fit(X, y, qid=qid)
+    named = []
+
+    class Watching(pickle.Unpickler):
+        def find_class(self, module, name):
+            named.append(module.split(".")[0])
+            return super().find_class(module, name)
+
+    Watching(io.BytesIO(pickle.dumps(ranker))).load()
+    assert set(named) <= {"rankgrad", "numpy", "copyreg", "builtins"} and named.count("rankgrad") == 1
+
+
+def test_an_unfitted_ranker_can_be_pickled_and_an_extra_attribute_survives():
+    assert pickle.loads(pickle.dumps(NeuralRanker(epochs=7))).get_params()["epochs"] == 7
+    with sklearn.config_context(enable_metadata_routing=True):
+        ranker = NeuralRanker().set_fit_request(sample_weight=True)
+        again = pickle.loads(pickle.dumps(ranker))
+        assert again.get_metadata_routing().fit.requests["sample_weight"] is True
+
+
+def test_what_is_no_saved_ranker_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        NeuralRanker.load(tmp_path / "nothing")
+    save_tensors(tmp_path / "other", {"a": torch.zeros(1)}, {})
+    with pytest.raises(ValueError, match="is not a saved NeuralRanker; expected"):
+        NeuralRanker.load(tmp_path / "other")
+    with pytest.raises(NotFittedError):
+        NeuralRanker().save(tmp_path / "unfitted")
+
+
+# --- among scikit-learn's tools ---------------------------------------------------------------------------------------
+
+
+def test_grid_search_and_cross_validation_by_query():
+    X, y, qid = documents(20)
+    with sklearn.config_context(enable_metadata_routing=True):
+        search = GridSearchCV(NeuralRanker(**SMALL), {"loss": ["neural_ndcg@5", "listnet"]}, cv=GroupKFold(2))
+        search.fit(X, y, qid=qid, groups=qid)
+        assert search.best_score_ == search.cv_results_["mean_test_score"].max() > 0.5
+        assert search.score(X, y, qid=qid) == search.best_estimator_.score(X, y, qid=qid)
+        ranker = NeuralRanker(**SMALL | {"loss": search.best_params_["loss"]})
+        values = cross_val_score(ranker, X, y, params={"qid": qid, "groups": qid}, cv=GroupKFold(2))
+    assert values.mean() == search.best_score_
+    train, test = next(GroupKFold(2).split(X, y, qid))
+    fold = clone(ranker).fit(X[train], y[train], qid=qid[train])
+    assert fold.score(X[test], y[test], qid=qid[test]) == values[0]
+
+
+def test_progress_is_shown_on_request(capsys):
+    X, y, qid = documents()
+    quiet = NeuralRanker(**SMALL).fit(X, y, qid=qid)
+    assert capsys.readouterr() == ("", "")
+    shown = NeuralRanker(**SMALL | {"verbose": 1}).fit(X, y, qid=qid)
+    text = capsys.readouterr().out
+    assert "epoch 3 of 3" in text and "loss" in text and "ndcg@10" in text
+    assert same_weights(quiet, shown)
+
+
+def test_without_scikit_learn_the_install_line_is_said():
+    code = "import sys; sys.modules['sklearn'] = None; sys.modules['sklearn.base'] = None; import rankgrad.estimator"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
+    assert said.strip().endswith("ImportError: NeuralRanker needs scikit-learn 1.6 or newer; pip install scikit-learn")
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def changed(array, place, value):
+    array = np.array(array, dtype=float)
+    array[place] = value
+    return array
+
+
+REFUSED = {
+    "fit needs qid.*pass fit": lambda X, y, q: {"qid": None},
+    r"qid has shape \(3,\); expected the query id": lambda X, y, q: {"qid": q[:3]},
+    "qid holds float64 values": lambda X, y, q: {"qid": q + 0.5},
+    "qid holds float64 values that are no ids": lambda X, y, q: {"qid": changed(q, 0, np.nan)},
+    "qid holds object values": lambda X, y, q: {"qid": [None, *q[1:]]},
+    "inconsistent numbers of samples": lambda X, y, q: {"y": y[:-1]},
+    r"y\[4\] is -1.0; expected grades": lambda X, y, q: {"y": changed(y, 4, -1), "qid": q[::-1]},
+    "y contains NaN": lambda X, y, q: {"y": changed(y, 4, np.nan)},
+    "expected grades of relevance": lambda X, y, q: {"y": np.where(y > 0, "good", "bad")},
+    "X contains infinity": lambda X, y, q: {"X": changed(X, (0, 0), np.inf)},
+    "sample_weight has shape": lambda X, y, q: {"sample_weight": np.ones(5)},
+    "sample_weight differs within query 101": lambda X, y, q: {"sample_weight": changed(q, np.argmax(q == 101), 7)},
+    "sample_weight holds a negative": lambda X, y, q: {"sample_weight": -q},
+    "sample_weight is zero": lambda X, y, q: {"sample_weight": 0 * q},
+    "eval_set has 2 parts and eval_qid is None": lambda X, y, q: {"eval_set": (X, y)},
+    "eval_set has 2 parts": lambda X, y, q: {"eval_set": [(X, y, q), (X, y, q)]},
+    "eval_qid was given without eval_set": lambda X, y, q: {"eval_qid": q},
+    "eval_set is of type ndarray": lambda X, y, q: {"eval_set": X},
+    "eval_qid has shape": lambda X, y, q: {"eval_set": (X, y, q[1:])},
+    "5 features.*expecting 4|expecting 4 features": lambda X, y, q: {"eval_set": (X[:, :3], y, q)},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_data_is_refused(message):
+    X, y, qid = documents()
+    given = {"X": X, "y": y, "qid": qid} | REFUSED[message](X, y, qid)
+    with pytest.raises(ValueError, match=message):
+        NeuralRanker(**SMALL).fit(given.pop("X"), given.pop("y"), **given)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"loss": "neural_ndgc"}, "did you mean 'neural_ndcg'"),
+        ({"loss_options": {"gain": print}}, "a parameter is no plain value: .*function"),
+        ({"loss_options": {"temperature": 1}}, "has no option 'temperature'; it takes tau"),
+        ({"model": "tree"}, "one of 'transformer', 'mlp', 'linear'"),
+        ({"epochs": 2.5}, "train.epochs must be of type int, got 2.5"),
+        ({"lr": None}, "lr is None; expected a value such as 0.001"),
+        ({"lr": np.nan}, "lr must be a finite number"),
+        ({"metric": "auc"}, "'auc' is not a metric"),
+        ({"scaling": "minmax"}, "scaling must be one of 'auto'"),
+        ({"warmup": -1}, "warmup must be a whole number"),
+        ({"random_state": -1}, "random_state must be a whole number"),
+        ({"patience": 2, "validation_fraction": 1.5}, "validation must be above 0 and below 1"),
+    ],
+)
+def test_bad_parameters_are_refused_by_fit(parameters, message):
+    X, y, qid = documents()
+    with pytest.raises(ValueError, match=message):
+        NeuralRanker(**SMALL | parameters).fit(X, y, qid=qid)
+
+
+def test_early_stopping_on_one_query_says_what_to_do():
+    X, y, _ = documents()
+    with pytest.raises(ValueError, match="only one query.*pass eval_set"):
+        NeuralRanker(**SMALL | {"patience": 2}).fit(X, y, qid=np.zeros(len(X), int))
+
+
+def test_bad_data_is_refused_by_predict_and_score():
+    X, y, qid = documents()
+    with pytest.raises(NotFittedError):
+        NeuralRanker().predict(X, qid=qid)
+    ranker = NeuralRanker(**SMALL | {"model": "mlp"}).fit(X, y, qid=qid)
+    with pytest.raises(ValueError, match="score needs qid.*pass score"):
+        ranker.score(X, y)
+    with pytest.raises(ValueError, match="qid has shape"):
+        ranker.predict(X, qid=qid[1:])
+    with pytest.raises(ValueError, match="X contains infinity"):
+        ranker.predict(changed(X, (1, 1), -np.inf))
+    with pytest.raises(ValueError, match="grades"):
+        ranker.score(X, y - 3, qid=qid)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ranker.predict(X, qid=qid)
