@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 FORMAT = 1
@@ -31,64 +31,94 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, f"{error.strerror}; the file was left as it was", str(path)) from None
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    _settle(path.parent)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what writes that were killed left behind."""
+    for stray in folder.glob(".*.writing"):
+        stray.unlink(missing_ok=True)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors and JSON-able facts into one safetensors file."""
-    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    words = json.dumps(facts)
-    header = {"format": str(FORMAT), "facts": words, "checksum": _checksum(plain, words)}
-    write_atomically(path, save(plain, metadata=header))
+    write_atomically(path, pack(tensors, facts))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save_tensors` wrote, or a ValueError that names the file."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist; expected a file written by rankgrad")
+    return unpack(path.read_bytes(), str(path))
+
+
+def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
+    """Tensors and JSON-able facts as the bytes of a safetensors file."""
+    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    words = json.dumps(facts)
+    return save(plain, metadata={"format": str(FORMAT), "facts": words, "checksum": _checksum(plain, words)})
+
+
+def unpack(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `pack` was given, or a ValueError that says what is wrong with `name`."""
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is cut short or damaged ({error}); expected a file written by rankgrad") from None
-    if header.get("format") != str(FORMAT):
-        raise ValueError(f"{path} is of format {header.get('format')!r}; expected {FORMAT}, written by rankgrad")
+        tensors = load(content)
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+    except (SafetensorError, ValueError, LookupError, AssertionError, RuntimeError) as error:
+        raise ValueError(f"{name} is cut short or damaged ({error}); expected a file written by rankgrad") from None
+    if header.get("format") != str(FORMAT) or not {"facts", "checksum"} <= header.keys():
+        raise ValueError(f"{name} is of format {header.get('format')!r}; expected {FORMAT}, written by rankgrad")
     if header["checksum"] != _checksum(tensors, header["facts"]):
-        raise ValueError(f"{path} was damaged after it was written: its checksum does not match")
+        raise ValueError(f"{name} was damaged after it was written: its checksum does not match")
     return tensors, json.loads(header["facts"])
 
 
 class Rotation:
-    """Two generations of one checkpoint in a folder: the last and the one before."""
+    """Two generations of one checkpoint in a folder: the last and the one before.
+
+    A crash may leave a third, written and not yet in its place: `load` looks at it first.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.next = folder / "checkpoint.next.safetensors"
         self.last = folder / "checkpoint.safetensors"
         self.before = folder / "checkpoint.previous.safetensors"
+        self._damaged: list[Path] = []
+
+    def exists(self) -> bool:
+        """Whether there is anything to load, good or bad."""
+        return any(path.exists() for path in (self.next, self.last, self.before))
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Write a new generation; the last one becomes the one before."""
-        if self.last.exists():
-            fresh = self.last.with_name("checkpoint.next.safetensors")
-            save_tensors(fresh, tensors, facts)
+        """Write a new generation; the last one becomes the one before, unless it was found damaged."""
+        save_tensors(self.next, tensors, facts)
+        if self.last.exists() and self.last not in self._damaged:
             self.last.replace(self.before)
-            fresh.replace(self.last)
-        else:
-            save_tensors(self.last, tensors, facts)
+        self.next.replace(self.last)
+        _settle(self.last.parent)
+        self._damaged.clear()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
-        """The newest good generation, and a sentence for each that was not good."""
+        """The newest good generation, and a sentence for each newer one that was not good."""
         complaints: list[str] = []
-        for path in (self.last, self.before):
-            try:
-                return *load_tensors(path), complaints
-            except ValueError as error:
-                complaints.append(str(error))
-        raise ValueError("; ".join(complaints))
+        for path in (self.next, self.last, self.before):
+            if path.exists():
+                try:
+                    return *load_tensors(path), complaints
+                except ValueError as error:
+                    complaints.append(str(error))
+                    self._damaged.append(path)
+        raise ValueError("; ".join(complaints) or f"{self.last} does not exist; expected a checkpoint of a run")
+
+
+def _settle(folder: Path) -> None:
+    """Make renames last through a power cut."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _checksum(tensors: Mapping[str, Tensor], words: str) -> str:

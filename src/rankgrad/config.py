@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 import types
 import typing
@@ -32,7 +33,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
-    """Which scorer; `tanh` left out means: for the NeuralNDCG losses only, as in the paper."""
+    """Which scorer; `tanh` left out means: for the losses through a relaxed sort (neural_...) only, as in the paper."""
 
     kind: str = "transformer"  # transformer, mlp, linear
     width: int = 96
@@ -129,8 +130,10 @@ def dumps(config: Config) -> str:
             if isinstance(value, Mapping):
                 lines_of_table = [f"{name} = {_toml(item)}" for name, item in value.items()]
                 tables.append("\n".join([f"\n[{section.name}.{key.name}]", *lines_of_table]) if value else "")
-            elif value is not None:  # TOML has no null: an absent key is the default, None
+            elif value is not None:
                 lines.append(f"{key.name} = {_toml(value)}")
+            elif key.default is not None:  # TOML has no null: an absent key is the default
+                raise ValueError(f"{section.name}.{key.name} is None; expected a value such as {key.default!r}")
         parts.append("\n".join([*lines, *filter(None, tables)]))
     return "\n\n".join(parts) + "\n"
 
@@ -175,7 +178,9 @@ def _value(kind: Any, value: Any, name: str, source: str) -> Any:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML writes it; JSON's strings, numbers and booleans are TOML's too."""
-    if isinstance(value, tuple):
+    """A value as TOML writes it; JSON's strings, numbers and booleans are TOML's too, with two exceptions."""
+    if isinstance(value, tuple | list):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

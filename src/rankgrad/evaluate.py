@@ -1,7 +1,8 @@
 """Scoring lists with a model, and judging the scores. Room 5: imports data, metrics and models.
 
 Per-query values are kept with NaN at empty queries (nothing relevant), so that every rule for those can be applied later:
-`summarise` gives all three.
+`summarise` gives all three. Models score without dropout and in float32, however they are trained; scores that are not
+finite are an error, because a ranking by them would be a plausible wrong number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankgrad.data.batching import Batch, batches
@@ -27,20 +29,22 @@ def scored(
     """Every query once at full length, lists of similar length together: batches and their scores [B, L]."""
     training = model.training
     model.eval()
+    lists = batches(
+        dataset,
+        LISTS_AT_ONCE,
+        list_size=None,
+        shuffle=False,
+        device=device,
+        rank=rank,
+        world=world,
+        max_documents=DOCUMENTS_AT_ONCE,
+    )
     try:
-        with torch.inference_mode():
-            for batch in batches(
-                dataset,
-                LISTS_AT_ONCE,
-                list_size=None,
-                shuffle=False,
-                device=device,
-                rank=rank,
-                world=world,
-                max_documents=DOCUMENTS_AT_ONCE,
-            ):
+        for batch in lists:
+            with torch.no_grad():
                 output = model(batch.features, batch.mask)
-                yield batch, ranking_scores(output.float(), 1 if output.dim() == 2 else output.shape[-1])
+                scores = ranking_scores(output.float(), 1 if output.dim() == 2 else output.shape[-1])
+            yield batch, scores
     finally:
         model.train(training)
 
@@ -66,19 +70,35 @@ def evaluate(
     rank: int = 0,
     world: int = 1,
 ) -> dict[str, np.ndarray]:
-    """Per-query values of each metric, [Q] float64, NaN at empty queries; of this rank's queries, zero elsewhere."""
-    functions = {name: parse_metric(name) for name in metrics}
-    values = {name: torch.zeros(len(dataset), dtype=torch.float64, device=device) for name in metrics}
+    """Per-query values of each metric, [Q] float64, NaN at empty queries.
+
+    Of `world` processes each judges its share of the lists, and all of them get all values.
+    """
+    functions = [parse_metric(name) for name in metrics]
+    values = torch.zeros(len(metrics), len(dataset), dtype=torch.float64, device=device)
+    broken = torch.zeros(len(dataset), dtype=torch.float64, device=device)
     for batch, scores in scored(model, dataset, device=device, rank=rank, world=world):
-        for name, function in functions.items():
-            value = function(scores.double(), batch.labels, batch.mask, empty=np.nan, check=False)
-            values[name][batch.queries] = value
-    return {name: value.cpu().numpy() for name, value in values.items()}
+        broken[batch.queries] = (batch.mask & ~scores.isfinite()).any(-1).double()
+        for row, function in zip(values, functions):
+            row[batch.queries] = function(scores.double(), batch.labels, batch.mask, empty=np.nan, check=False)
+    if world > 1:
+        dist.all_reduce(values)  # a query is one process's alone: all others add 0
+        dist.all_reduce(broken)
+    bad = np.flatnonzero(broken.cpu().numpy())
+    if len(bad):
+        raise ValueError(
+            f"the scores of {len(bad)} queries are not finite, the first of them query {dataset.query_ids[bad[0]]}; "
+            "expected finite scores; look at the features there, or train again with a lower learning rate"
+        )
+    return dict(zip(metrics, values.cpu().numpy()))
 
 
 def judge(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
     """Per-query values of each metric for scores [N] in the dataset's order, [Q] float64, NaN at empty queries."""
-    given = RankingDataset(scores[:, None], dataset.labels, dataset.offsets, dataset.query_ids)
+    scores = np.asarray(scores)
+    if scores.shape != dataset.labels.shape:
+        raise ValueError(f"scores have shape {scores.shape}; expected one for each of {len(dataset.labels)} documents")
+    given = RankingDataset(_places(scores, dataset)[:, None], dataset.labels, dataset.offsets, dataset.query_ids)
     return evaluate(_FirstFeature(), given, metrics, device=torch.device("cpu"))
 
 
@@ -97,6 +117,20 @@ def mean(values: np.ndarray, empty: float) -> float:
         return float(np.where(np.isnan(values), empty, values).mean())
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
+
+
+def _places(scores: np.ndarray, dataset: RankingDataset) -> np.ndarray:
+    """Each score's place among those of its list from worst to best, equal ones together: float32 holds it exactly."""
+    if not np.isfinite(scores).all():
+        return scores.astype(np.float32)  # to be refused where lists are judged
+    query = np.repeat(np.arange(len(dataset)), dataset.lengths)
+    order = np.lexsort((scores, query))
+    ranked = scores[order]
+    rises = (ranked[1:] > ranked[:-1]) & (query[1:] == query[:-1])
+    climbed = np.concatenate([[0], np.cumsum(rises)])
+    places = np.empty(len(scores), np.float32)
+    places[order] = climbed - climbed[dataset.offsets[:-1]][query]
+    return places
 
 
 class _FirstFeature(nn.Module):

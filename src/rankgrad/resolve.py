@@ -1,10 +1,11 @@
 """Strings become objects, in one place: losses, models, devices of a configuration, checked before any data is read.
 
-Room 5: imports config, losses, metrics and models.
+Room 5: imports config, losses, metrics, models, train and the names of scalings.
 """
 
 import dataclasses
 import difflib
+import importlib.util
 import inspect
 import os
 from functools import partial
@@ -14,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankgrad.arguments import one_of, whole
-from rankgrad.config import Config, Model
+from rankgrad.arguments import non_negative, one_of, positive, whole
+from rankgrad.config import Config, Model, Optimiser, Train, dumps, loads
+from rankgrad.data.scaling import KINDS
 from rankgrad.losses import LOSSES, teaching
 from rankgrad.metrics import parse_metric
-from rankgrad.models import MLP, Linear, Transformer
-from rankgrad.train import Objective
+from rankgrad.models import MLP, MODELS, Linear, Transformer
+from rankgrad.train import OPTIMISERS, SCHEDULES, Objective
 
 
 def parse_loss(text: str) -> tuple[str, dict[str, Any]]:
@@ -28,7 +30,7 @@ def parse_loss(text: str) -> tuple[str, dict[str, Any]]:
     >>> parse_loss("lambdarank@5")
     ('lambdarank', {'k': 5})
     """
-    name, at, depth = text.partition("@")
+    name, at, depth = text.partition("@") if isinstance(text, str) else (repr(text), "", "")
     if name not in LOSSES:
         near = difflib.get_close_matches(name, LOSSES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -52,6 +54,8 @@ def make_objective(config: Config) -> Objective:
         if key not in known:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
             raise ValueError(f"the loss {name} has no option {key!r}; {takes}")
+        if isinstance(parameters[key].default, bool) and not isinstance(config.loss.options[key], bool):
+            raise ValueError(f"{key} must be true or false, got {config.loss.options[key]!r}")
     options |= config.loss.options
     function = partial(LOSSES[name], **options, reduction="none", check=False)
     threshold = options.get("threshold")
@@ -93,15 +97,8 @@ def make_model(settings: Model, features: int, units: int, loss: str) -> nn.Modu
 
 def make_device(name: str) -> torch.device:
     """The device of a name; "auto" takes a GPU if there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"{name!r} is not a device; expected auto, cpu or cuda") from None
+    device = _device(name)
     if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError(f"{name!r} was asked for and this machine has no usable GPU; choose device = 'cpu'")
         local = int(os.environ.get("LOCAL_RANK", device.index or 0)) if dist.is_initialized() else device.index or 0
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
@@ -110,17 +107,79 @@ def make_device(name: str) -> torch.device:
 
 def resolve(config: Config) -> Config:
     """Check everything that can be checked before data is read, and write down what the machine decides."""
+    config = loads(dumps(config))  # types, as of a file
+    one_of("data.scaling", config.data.scaling, KINDS)
+    whole("data.fold", config.data.fold, 1)
+    whole("data.list_size", config.data.list_size, 2)
+    if not 0 < positive("data.validation", config.data.validation) < 1:
+        raise ValueError(f"data.validation must be above 0 and below 1, got {config.data.validation!r}")
+    _check_model(config.model)
     make_objective(config)
+    with torch.device("meta"):  # sizes that do not fit together, found without taking memory or random numbers
+        make_model(config.model, 1, 1, config.loss.name)
+    _check_optimiser(config.optimiser)
     settings = config.train
-    for name in (settings.metric, *settings.metrics):
-        parse_metric(name)
-    one_of("train.precision", settings.precision, ("float32", "tf32", "bf16"))
-    one_of("train.nonfinite", settings.nonfinite, ("stop", "skip"))
-    one_of("optimiser.name", config.optimiser.name, ("adam", "adamw"))
-    one_of("optimiser.schedule", config.optimiser.schedule, ("constant", "step", "cosine", "plateau"))
+    _check_train(settings)
+    threads, device = settings.threads or torch.get_num_threads(), str(_device(settings.device))
+    return dataclasses.replace(config, train=dataclasses.replace(settings, threads=threads, device=device))
+
+
+def _check_model(settings: Model) -> None:
+    one_of("model.kind", settings.kind, MODELS)
+    for name in ("width", "layers", "heads", "feedforward"):
+        whole(f"model.{name}", getattr(settings, name), 1)
+    for size in settings.hidden:
+        whole("every size in model.hidden", size, 1)
+    if non_negative("model.dropout", settings.dropout) >= 1:
+        raise ValueError(f"model.dropout must be 0 or above and below 1, got {settings.dropout!r}")
+
+
+def _check_optimiser(settings: Optimiser) -> None:
+    one_of("optimiser.name", settings.name, OPTIMISERS)
+    one_of("optimiser.schedule", settings.schedule, SCHEDULES)
+    positive("optimiser.lr", settings.lr)
+    positive("optimiser.gamma", settings.gamma)
+    non_negative("optimiser.weight_decay", settings.weight_decay)
+    if settings.clip is not None:
+        positive("optimiser.clip", settings.clip)
+    for milestone in settings.milestones:
+        whole("every one of optimiser.milestones", milestone, 1)
+    whole("optimiser.plateau", settings.plateau, 1)
+    whole("optimiser.warmup", settings.warmup, 0)
+
+
+def _check_train(settings: Train) -> None:
     whole("train.epochs", settings.epochs, 1)
     whole("train.batch_size", settings.batch_size, 1)
-    whole("data.list_size", config.data.list_size, 2)
-    make_model(config.model, 1, 1, config.loss.name)
-    threads = settings.threads or torch.get_num_threads()
-    return dataclasses.replace(config, train=dataclasses.replace(settings, threads=threads))
+    whole("train.threads", settings.threads, 0)
+    if whole("train.seed", settings.seed, 0) >= 2**63:
+        raise ValueError(f"train.seed must be below 2^63, got {settings.seed}")
+    if settings.patience is not None:
+        whole("train.patience", settings.patience, 1)
+    one_of("train.precision", settings.precision, ("float32", "tf32", "bf16"))
+    one_of("train.nonfinite", settings.nonfinite, ("stop", "skip"))
+    for name in (settings.metric, *settings.metrics):
+        parse_metric(name)
+    if not settings.metrics:
+        raise ValueError("train.metrics is empty; expected at least one metric for the report, such as 'ndcg@10'")
+    if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise ValueError("train.tensorboard needs tensorboard; install it with: pip install tensorboard")
+
+
+def _device(name: str) -> torch.device:
+    """The device of a name, if this machine has it."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name!r} is not a device; expected auto, cpu, cuda or cuda:NUMBER")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"{name!r} was asked for and this machine has no usable GPU; choose device = 'cpu'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"{name!r} was asked for and this machine has {torch.cuda.device_count()} GPUs, from cuda:0 on"
+        )
+    return device

@@ -11,7 +11,7 @@ lists over all, which averaged over processes is the gradient of one process wit
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +20,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankgrad.arguments import one_of
-from rankgrad.config import Config, Optimiser
+from rankgrad.config import Config, Optimiser, Train
 from rankgrad.data.batching import Batch, batches
 from rankgrad.data.dataset import RankingDataset, mix
 from rankgrad.evaluate import evaluate, mean
 from rankgrad.metrics import parse_metric
 
 LAG = 8  # steps a GPU may be ahead of what the host has read of it
+SCHEDULES = ("constant", "step", "cosine", "plateau")
+OPTIMISERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
 class Step(NamedTuple):
@@ -42,7 +44,7 @@ class Epoch(NamedTuple):
     """After an epoch, from 1: what a line of the history holds."""
 
     epoch: int
-    loss: float
+    loss: float  # mean over the lists that taught; NaN if none did
     metric: float  # on the validation split
     best: bool
     lr: float
@@ -56,8 +58,8 @@ class Progress:
 
     epoch: int = 0  # epochs finished
     step: int = 0  # steps done of the current epoch
-    loss_sum: float = 0.0  # of the current epoch
-    loss_count: int = 0
+    loss_sum: float = 0.0  # of the lists of the current epoch
+    loss_count: float = 0.0  # lists that taught, by weight
     skipped: int = 0
     best: float | None = None
     best_epoch: int = 0
@@ -116,8 +118,7 @@ class Objective(NamedTuple):
 
 def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.Optimizer:
     """Adam or AdamW; fused, because the fused step can refuse itself on the device."""
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    kind = kinds[one_of("optimiser.name", settings.name, kinds)]
+    kind = OPTIMISERS[one_of("optimiser.name", settings.name, OPTIMISERS)]
     return kind(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
 
 
@@ -127,7 +128,7 @@ def learning_rate(settings: Optimiser, progress: Progress, steps: int, epochs: i
     >>> learning_rate(Optimiser(milestones=(2,)), Progress(epoch=2), 10, 5)
     0.0001
     """
-    one_of("optimiser.schedule", settings.schedule, ("constant", "step", "cosine", "plateau"))
+    one_of("optimiser.schedule", settings.schedule, SCHEDULES)
     done = progress.epoch * steps + progress.step
     rate = settings.lr
     if settings.schedule == "step":
@@ -137,6 +138,12 @@ def learning_rate(settings: Optimiser, progress: Progress, steps: int, epochs: i
     elif settings.schedule == "plateau":
         rate *= settings.gamma**progress.drops
     return rate * min(1.0, (done + 1) / (settings.warmup + 1))
+
+
+def finished(progress: Progress, settings: Train) -> bool:
+    """Whether the last epoch is done, or early stopping has ended the run."""
+    patience = settings.patience
+    return progress.epoch >= settings.epochs or (patience is not None and progress.stale >= patience)
 
 
 def train(
@@ -149,48 +156,54 @@ def train(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Step | Epoch]:
-    """Train until the last epoch, early stopping, or `stop()` says so on any process; see the module's docstring."""
+    """Train until the last epoch, early stopping, or `stop()` says so on any process; see the module's docstring.
+
+    Queries of weight 0 are never seen. torch's random state is the caller's again when the loop has ended.
+    """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     progress, settings = learner.progress, config.train
+    train_set, weights = _weighted(train_set, device)
     model: nn.Module = learner.model
     if world > 1:
         model = nn.parallel.DistributedDataParallel(learner.model)
     amp = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
-    weights = None
-    if train_set.weights is not None:
-        weights = torch.from_numpy(np.array(train_set.weights)).to(device)
     learner.model.train()
-    while progress.epoch < settings.epochs:
-        data = batches(
-            train_set,
-            settings.batch_size,
-            list_size=config.data.list_size,
-            seed=settings.seed,
-            epoch=progress.epoch,
-            rank=rank,
-            world=world,
-            device=device,
-            start=progress.step,
-        )
-        steps, readings = progress.step + len(data), Readings(device, train_set.query_ids)
-        rate = learning_rate(config.optimiser, progress, steps, settings.epochs)
-        for batch in data:
-            generator = _seed_step(settings.seed, progress.epoch, progress.step, rank, device)
-            rate = learning_rate(config.optimiser, progress, steps, settings.epochs)
-            with amp:
-                scores = model(batch.features, batch.mask)
-            reading = _update(learner, scores.float(), batch, objective, weights, generator, config, rate, stop())
-            progress.step += 1
-            stopping = readings.push(progress, reading, batch, settings.nonfinite)
-            if stopping:
-                readings.finish(progress, settings.nonfinite)
-            yield Step(progress.epoch, progress.step, steps, readings.loss)
-            if stopping:
-                return
-        readings.finish(progress, settings.nonfinite)
-        yield _end_epoch(learner, vali_set, config, device, rate, rank, world)
-        if settings.patience is not None and progress.stale >= settings.patience:
-            return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        while not finished(progress, settings):
+            data = batches(
+                train_set,
+                settings.batch_size,
+                list_size=config.data.list_size,
+                seed=settings.seed,
+                epoch=progress.epoch,
+                rank=rank,
+                world=world,
+                device=device,
+                start=progress.step,
+            )
+            steps, readings = progress.step + len(data), Readings(progress, settings.nonfinite, train_set, device)
+            for batch in data:
+                rate = learning_rate(config.optimiser, progress, steps, settings.epochs)
+                generator = _seed_step(settings.seed, progress.epoch, progress.step, rank, device)
+                with amp:
+                    scores = model(batch.features, batch.mask)
+                report = _update(learner, scores.float(), batch, objective, weights, generator, config, rate, stop())
+                progress.step += 1
+                stopping = readings.push(report, batch)
+                if stopping:
+                    readings.finish()
+                yield Step(progress.epoch, progress.step, steps, readings.loss)
+                if stopping:
+                    return
+            readings.finish()
+            yield _end_epoch(learner, vali_set, config, device, steps, rank, world)
+
+
+class Report(NamedTuple):
+    """What a step leaves on the device, to be read later."""
+
+    numbers: Tensor  # [4] float64: sum of the lists' losses, sum of their weights, whether refused, whether to stop
+    suspects: Tensor  # [B] bool: lists of this process whose loss or gradient is not finite
 
 
 def _update(
@@ -203,23 +216,27 @@ def _update(
     config: Config,
     rate: float,
     stop: bool,
-) -> Tensor:
-    """One step, refused on the device if anything is not finite; returns [loss, refused, stop] without reading them."""
-    values = objective.values(scores, batch.labels, batch.mask, generator)
-    teaches = objective.teaches(batch.labels, batch.mask)
-    share = teaches.to(values.dtype) if weights is None else teaches * weights[batch.queries].to(values.dtype)
-    local = (values * share).sum()
-    totals = torch.stack([local.detach().double(), share.sum().double(), local.new_tensor(float(stop)).double()])
+) -> Report:
+    """One step, refused on the device if anything is not finite; nothing is read back here."""
+    scores.retain_grad()
+    values = objective.values(scores, batch.labels, batch.mask, generator)  # [B]
+    share = objective.teaches(batch.labels, batch.mask).to(values.dtype)
+    if weights is not None:
+        share = share * weights[batch.queries].to(values.dtype)
+    local = (values * share).sum()  # a list of share 0 is 0, or NaN if its loss is
+    asked = torch.full((), float(stop), dtype=torch.float64, device=local.device)  # a fill, where a copy would stall
+    totals = torch.stack([local.detach().double(), share.sum().double(), asked])
     world = 1
     if dist.is_initialized():
         world = dist.get_world_size()
         dist.all_reduce(totals)
     count = torch.where(totals[1] > 0, totals[1], 1.0)
     (world * local / count.to(local.dtype)).backward()
-    limit = config.optimiser.clip
-    norm = nn.utils.clip_grad_norm_(learner.model.parameters(), math.inf if limit is None else limit)
-    loss = totals[0] / count
-    refused = ~(loss.isfinite() & norm.isfinite())
+    parameters = [p for p in learner.model.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if config.optimiser.clip is not None:
+        nn.utils.clip_grads_with_norm_(parameters, config.optimiser.clip, norm)
+    refused = ~(totals[0].isfinite() & norm.isfinite())
     for group in learner.optimiser.param_groups:
         group["lr"] = rate
     # A fused optimiser leaves weights and moments alone where found_inf is set: nothing has to be asked of the device.
@@ -227,64 +244,76 @@ def _update(
     learner.optimiser.grad_scale = None  # type: ignore[attr-defined]
     learner.optimiser.step()
     learner.optimiser.zero_grad(set_to_none=True)
-    return torch.stack([loss, refused.double(), totals[2]])
+    assert scores.grad is not None
+    suspects = ~(values.detach().isfinite() & scores.grad.isfinite().flatten(1).all(1))
+    return Report(torch.stack([totals[0], totals[1], refused.double(), totals[2]]), suspects)
 
 
 class Readings:
     """What steps report, read in order: at once on a CPU, `LAG` steps later on a GPU, which so never waits for the host."""
 
-    def __init__(self, device: torch.device, query_ids: np.ndarray) -> None:
+    def __init__(self, progress: Progress, nonfinite: str, data: RankingDataset, device: torch.device) -> None:
         self.loss: float | None = None
+        self._progress, self._nonfinite, self._query_ids = progress, nonfinite, data.query_ids
         self._lag = 0 if device.type == "cpu" else LAG
-        self._query_ids = query_ids
-        self._waiting: deque[tuple[Tensor, torch.cuda.Event | None, Tensor, int]] = deque()
+        self._waiting: deque[tuple[Report, torch.cuda.Event | None, Tensor, int]] = deque()
 
-    def push(self, progress: Progress, reading: Tensor, batch: Batch, nonfinite: str) -> bool:
-        """Take a step's reading, take in the one that is due; True if some process asked to stop."""
+    def push(self, report: Report, batch: Batch) -> bool:
+        """Take a step's report, read the one that is due; True if some process asked to stop."""
         event = None
-        if reading.device.type == "cuda":
-            reading = reading.to("cpu", non_blocking=True)
+        if report.numbers.device.type == "cuda":
+            report = report._replace(numbers=report.numbers.to("cpu", non_blocking=True))
             event = torch.cuda.Event()
             event.record()
-        self._waiting.append((reading, event, batch.queries, progress.step))
-        return len(self._waiting) > self._lag and self._take(progress, nonfinite)
+        self._waiting.append((report, event, batch.queries, self._progress.step))
+        return len(self._waiting) > self._lag and self._read()
 
-    def finish(self, progress: Progress, nonfinite: str) -> None:
-        """Take in all that is still waiting."""
+    def finish(self) -> None:
+        """Read all that is still waiting."""
         while self._waiting:
-            self._take(progress, nonfinite)
+            self._read()
 
-    def _take(self, progress: Progress, nonfinite: str) -> bool:
-        reading, event, queries, step = self._waiting.popleft()
+    def _read(self) -> bool:
+        report, event, queries, step = self._waiting.popleft()
         if event is not None:
             event.synchronize()
-        loss, refused, stop = reading.tolist()
+        total, count, refused, stop = report.numbers.tolist()
+        if refused and self._nonfinite == "stop":
+            ids = self._query_ids[_marked(len(self._query_ids), queries, report.suspects)].tolist()
+            more = f" and {len(ids) - 100} more" if len(ids) > 100 else ""
+            raise NonFiniteError(
+                f"the loss or gradient of step {step} in epoch {self._progress.epoch + 1} was not finite and the step was "
+                f"refused; look at {'query' if len(ids) == 1 else 'queries'} {', '.join(map(str, ids[:100]))}{more}, "
+                "lower the learning rate, clip gradients, or skip such steps with train.nonfinite = 'skip'"
+            )
         if refused:
-            if nonfinite == "stop":
-                ids = self._query_ids[queries.cpu().numpy()].tolist()
-                raise NonFiniteError(
-                    f"the loss or gradient of step {step} in epoch {progress.epoch + 1} was not finite and the step was refused; "
-                    f"look at queries {', '.join(map(str, ids))}, lower the learning rate, clip gradients, or skip such "
-                    "steps with train.nonfinite = 'skip'"
-                )
-            progress.skipped += 1
+            self._progress.skipped += 1
         else:
-            self.loss = loss
-            progress.loss_sum += loss
-            progress.loss_count += 1
+            self.loss = total / count if count else self.loss
+            self._progress.loss_sum += total
+            self._progress.loss_count += count
         return bool(stop)
 
 
+def _marked(size: int, queries: Tensor, suspects: Tensor) -> np.ndarray:
+    """Positions of the lists that spoilt a step, over all processes; all lists of the step if none did by itself."""
+    for chosen in (queries[suspects], queries):
+        marks = torch.zeros(size, device=queries.device)
+        marks[chosen] = 1.0
+        if dist.is_initialized():
+            dist.all_reduce(marks)
+        if bool(marks.any()):
+            break
+    return np.flatnonzero(marks.cpu().numpy())
+
+
 def _end_epoch(
-    learner: Learner, vali_set: RankingDataset, config: Config, device: torch.device, rate: float, rank: int, world: int
+    learner: Learner, vali_set: RankingDataset, config: Config, device: torch.device, steps: int, rank: int, world: int
 ) -> Epoch:
     """Judge on the validation split, keep the best weights, count what early stopping and plateaus go by."""
     progress, name = learner.progress, config.train.metric
+    last = replace(progress, step=steps - 1)
     values = evaluate(learner.model, vali_set, [name], device=device, rank=rank, world=world)[name]
-    if world > 1:
-        shared = torch.from_numpy(values).to(device)
-        dist.all_reduce(shared)
-        values = shared.cpu().numpy()
     metric = mean(values, parse_metric(name).func.__kwdefaults__["empty"])  # type: ignore[attr-defined]
     progress.epoch, progress.step = progress.epoch + 1, 0
     better = progress.best is None or metric > progress.best
@@ -296,19 +325,28 @@ def _end_epoch(
         progress.stale_since_drop += 1
         if progress.stale_since_drop >= config.optimiser.plateau:
             progress.drops, progress.stale_since_drop = progress.drops + 1, 0
-    loss = progress.loss_sum / progress.loss_count if progress.loss_count else math.nan
-    patience = config.train.patience
     record = Epoch(
         epoch=progress.epoch,
-        loss=loss,
+        loss=progress.loss_sum / progress.loss_count if progress.loss_count else math.nan,
         metric=metric,
         best=better,
-        lr=rate,
+        lr=learning_rate(config.optimiser, last, steps, config.train.epochs),
         skipped=progress.skipped,
-        stop=patience is not None and progress.stale >= patience,
+        stop=config.train.patience is not None and progress.stale >= config.train.patience,
     )
-    progress.loss_sum, progress.loss_count, progress.skipped = 0.0, 0, 0
+    progress.loss_sum, progress.loss_count, progress.skipped = 0.0, 0.0, 0
     return record
+
+
+def _weighted(data: RankingDataset, device: torch.device) -> tuple[RankingDataset, Tensor | None]:
+    """The queries that weigh anything, and their weights [Q] on the device."""
+    if data.weights is None:
+        return data, None
+    if not data.weights.any():
+        raise ValueError("every query has weight 0; expected a weight above 0 somewhere; mend the weights")
+    if not data.weights.all():
+        data = data.select(data.weights > 0)
+    return data, torch.from_numpy(np.array(data.weights)).to(device)
 
 
 def _seed_step(seed: int, epoch: int, step: int, rank: int, device: torch.device) -> torch.Generator:

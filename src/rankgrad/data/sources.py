@@ -1,22 +1,35 @@
 """What a person may name as data: `synthetic`, a file, a folder. From that name to lists.
 
 synthetic, synthetic:SIZE   made up from a seed, three splits (sizes: tiny, small, web30k, istella)
-a text file                 LETOR/SVMLight, plain or compressed; a table: .parquet, .csv, .tsv, .arrow, .feather, .ipc
+a text file                 LETOR/SVMLight, plain or compressed
+a table                     .parquet, .csv, .tsv, .arrow, .feather, .ipc, with columns label and qid
 a folder                    of text files train, vali, test (any layout the catalogue knows), of tables of those names,
-what `prepare` wrote, or one saved dataset
+                            what `prepare` wrote, or one saved dataset
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from rankgrad.data._published import CATALOGUE
 from rankgrad.data.catalogue import Progress, read_layout, recognise
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.storage import MANIFEST
 from rankgrad.data.svmlight import read_svmlight
-from rankgrad.data.synthetic import synthetic
+from rankgrad.data.synthetic import SIZES, synthetic
 from rankgrad.data.tables import read_table
 
 SPLITS = ("train", "vali", "test")
-TABLES = (".parquet", ".csv", ".tsv", ".arrow", ".feather", ".ipc")
+TABLES = (".parquet", ".pq", ".csv", ".tsv", ".arrow", ".feather", ".ipc")
+TABLE_NAMES = {"train": "train", "vali": "vali", "valid": "vali", "validation": "vali", "test": "test"}
+
+Splits = dict[str, Callable[[], RankingDataset]]  # each read when it is asked for
+
+
+def check_source(source: str, *, fold: int = 1) -> None:
+    """Refuse a name that stands for no data, without reading any."""
+    if _splits_of(source) is None and not Path(source).is_file():
+        recognise(source, fold=fold)
 
 
 def read_splits(source: str, *, fold: int = 1, progress: Progress | None = None) -> dict[str, RankingDataset]:
@@ -25,62 +38,104 @@ def read_splits(source: str, *, fold: int = 1, progress: Progress | None = None)
     >>> {split: len(data) for split, data in read_splits("synthetic:tiny").items()}
     {'train': 30, 'vali': 10, 'test': 10}
     """
-    kind, _, size = source.partition(":")
-    if kind == "synthetic" and not Path(source).exists():
-        return {split: synthetic(size or "small", split) for split in SPLITS}
-    path = Path(source)
-    if path.is_file():
-        return {"train": _read_file(path, None, progress)}
-    if not path.is_dir():
-        raise ValueError(
-            f"{source} does not exist; expected a file or folder of ranking data, or synthetic[:SIZE]; check the path"
-        )
-    if (path / MANIFEST).exists():
-        return {"train": RankingDataset.open(path)}
-    prepared = [path / split for split in SPLITS if (path / split / MANIFEST).exists()]
-    if prepared:
-        return _with_train(source, {folder.name: RankingDataset.open(folder) for folder in prepared})
-    tables = {file.stem: file for file in sorted(path.iterdir()) if _is_table(file) and file.stem in SPLITS}
-    if tables:
-        return _with_train(source, {split: read_table(tables[split]) for split in SPLITS if split in tables})
-    return dict(read_layout(recognise(path, fold=fold), progress))
+    if Path(source).is_file():
+        return {"train": _read_file(Path(source), None, None, progress)}
+    found = _splits_of(source)
+    if found is None:
+        return dict(read_layout(recognise(source, fold=fold), progress))
+    splits = {split: read() for split, read in found.items()}
+    if "train" not in splits:
+        raise ValueError(f"{source} has no train split; it has {', '.join(splits)}; add one")
+    first = splits["train"]
+    for split, data in splits.items():
+        if (data.features.shape[1], data.feature_names) != (first.features.shape[1], first.feature_names):
+            raise ValueError(
+                f"the splits train and {split} of {source} have different features; "
+                "expected the same columns in the same order; bring them in line"
+            )
+    return splits
 
 
 def read_lists(
-    source: str, *, split: str = "test", fold: int = 1, features: int | None = None, progress: Progress | None = None
+    source: str,
+    *,
+    split: str = "test",
+    fold: int = 1,
+    features: int | None = None,
+    names: Sequence[str] | None = None,
+    progress: Progress | None = None,
 ) -> RankingDataset:
     """The lists to judge or rank: of a source with splits the one named, else all of it.
 
     `features` is the width a model expects; narrower text is padded with zeros, anything else that differs is refused.
+    `names` are the columns it expects: a table's are taken by name, whatever their order.
     """
     path = Path(source)
     if path.is_file():
-        data = _read_file(path, features, progress)
+        data = _read_file(path, features, names, progress)
     else:
-        splits = read_splits(source, fold=fold, progress=progress)
-        if split not in splits and len(splits) > 1:
-            raise ValueError(f"{source} has no split {split!r}; it has {', '.join(splits)}; choose one of them")
-        data = splits.get(split) or splits["train"]
+        found = _splits_of(source, names)
+        if found is None:
+            layout = recognise(path, fold=fold)
+            entry = CATALOGUE.get(layout.dataset or "")
+            read = partial(read_svmlight, features=features or (entry.features if entry else None), progress=progress)
+            found = {name: partial(read, files) for name, files in layout.files.items()}
+        if split not in found and len(found) > 1:
+            raise ValueError(f"{source} has no split {split!r}; it has {', '.join(found)}; choose one of them")
+        data = (found.get(split) or next(iter(found.values())))()
     if features is not None and data.features.shape[1] != features:
         raise ValueError(
             f"{source} has {data.features.shape[1]} features; the model expects {features}; "
             "give it data with the columns it was trained on"
         )
+    if names is not None and data.feature_names is not None and tuple(names) != data.feature_names:
+        raise ValueError(
+            f"the columns of {source} are not those the model was trained on, or in another order; "
+            f"expected {', '.join(names)}; give it data with these columns"
+        )
     return data
 
 
-def _read_file(path: Path, features: int | None, progress: Progress | None) -> RankingDataset:
+def _splits_of(source: str, names: Sequence[str] | None = None) -> Splits | None:
+    """The splits of a source that is synthetic, saved or of tables; None: it is a file or a folder of texts."""
+    path = Path(source)
+    kind, _, size = source.partition(":")
+    if kind == "synthetic" and not path.exists():
+        if (size or "small") not in SIZES:
+            raise ValueError(f"there is no synthetic data of size {size!r}; expected one of {', '.join(SIZES)}")
+        return {split: partial(synthetic, size or "small", split) for split in SPLITS}
+    if path.is_file():
+        return None
+    if not path.is_dir():
+        raise ValueError(
+            f"{source} does not exist; expected a file or folder of ranking data, or synthetic[:SIZE]; check the path"
+        )
+    if (path / MANIFEST).exists():
+        return {"train": partial(RankingDataset.open, path)}
+    saved = {
+        split: partial(RankingDataset.open, path / split) for split in SPLITS if (path / split / MANIFEST).exists()
+    }
+    if saved:
+        return {**saved}
+    tables: dict[str, Path] = {}
+    for file in sorted(path.iterdir()):
+        name = TABLE_NAMES.get(file.name.split(".")[0])
+        if name is None or not _is_table(file):
+            continue
+        if name in tables:
+            raise ValueError(f"{tables[name]} and {file.name} may both be meant; expected one table for each split")
+        tables[name] = file
+    return {split: partial(read_table, tables[split], features=names) for split in SPLITS if split in tables} or None
+
+
+def _read_file(
+    path: Path, features: int | None, names: Sequence[str] | None, progress: Progress | None
+) -> RankingDataset:
     if _is_table(path):
-        return read_table(path)
+        return read_table(path, features=names)
     return read_svmlight(path, features=features, progress=progress)
 
 
 def _is_table(path: Path) -> bool:
     name = path.stem if path.suffix in (".gz", ".bz2", ".zst") else path.name
     return path.is_file() and name.endswith(TABLES)
-
-
-def _with_train(source: str, splits: dict[str, RankingDataset]) -> dict[str, RankingDataset]:
-    if "train" not in splits:
-        raise ValueError(f"{source} has no train split; it has {', '.join(splits)}; add one")
-    return splits

@@ -1,0 +1,73 @@
+"""The lists of a run: read, a part held out where there is no validation split, scaled, shared between processes.
+
+Room 5: imports data, checkpoint, config and processes. The test split is scaled like the others and otherwise left alone.
+"""
+
+import contextlib
+import dataclasses
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rankgrad import processes
+from rankgrad.checkpoint import load_tensors, save_tensors
+from rankgrad.config import Config
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.scaling import Scaling, fit_scaling
+from rankgrad.data.sources import read_splits
+
+
+def shared_splits(config: Config, out: Path, world: int) -> tuple[dict[str, RankingDataset], Scaling, str]:
+    """The splits, scaled. Of several processes the first of a machine reads the text; the others map what it made."""
+    if world == 1:
+        return load_splits(config)
+    local, number = processes.machine()
+    folder = out / f".scaled-{number}"
+    if local == 0:
+        splits, scaling, fingerprint = load_splits(config)
+        for name, split in splits.items():
+            split.save(folder / name)
+        state = {name: torch.from_numpy(np.array(value)) for name, value in scaling.to_state().items()}
+        save_tensors(folder / "scaling.safetensors", state, {"splits": list(splits), "fingerprint": fingerprint})
+    processes.wait_for_all()
+    tensors, facts = load_tensors(folder / "scaling.safetensors")
+    splits = {name: RankingDataset.open(folder / name) for name in facts["splits"]}
+    processes.wait_for_all()
+    if local == 0:
+        shutil.rmtree(folder)  # the mapped files live on until the last process lets go of them
+        with contextlib.suppress(OSError):  # on another machine the folder was made for this alone
+            out.rmdir()
+    scaling = Scaling.from_state({name: tensor.numpy() for name, tensor in tensors.items()})
+    return splits, scaling, facts["fingerprint"]
+
+
+def load_splits(config: Config) -> tuple[dict[str, RankingDataset], Scaling, str]:
+    """The splits scaled by what the train split shows, and a fingerprint of them as they were read."""
+    splits = read_splits(config.data.path, fold=config.data.fold)
+    if "vali" not in splits:
+        share, train_set = config.data.validation, splits.pop("train")
+        if len(train_set) < 2:
+            raise ValueError(
+                f"{config.data.path} has one query; expected at least two, one to train and one to validate"
+            )
+        held_out = min(max(1, round(share * len(train_set))), len(train_set) - 1)
+        fitted, validation = train_set.split([len(train_set) - held_out, held_out], seed=config.train.seed)
+        splits = {"train": fitted, "vali": validation, **splits}
+    scaling = fit_scaling(splits["train"], config.data.scaling)
+    fingerprint = " ".join(_fingerprint(splits[name]) for name in ("train", "vali"))
+    return {name: scaled(data, scaling) for name, data in splits.items()}, scaling, fingerprint
+
+
+def scaled(data: RankingDataset, scaling: Scaling) -> RankingDataset:
+    """The same lists with scaled features."""
+    return dataclasses.replace(data, features=scaling.apply(data.features))
+
+
+def _fingerprint(data: RankingDataset) -> str:
+    """Enough of the data to notice that it is not the same: sizes, labels, list lengths, weights, a thousand rows."""
+    rows = data.features[:: max(1, len(data.features) // 1000)]
+    arrays = [data.labels, data.offsets, np.ascontiguousarray(rows), *([] if data.weights is None else [data.weights])]
+    return f"{data.features.shape} " + "".join(f"{zlib.crc32(array.tobytes()):08x}" for array in arrays)
