@@ -4,56 +4,249 @@ Whatever is slow to import (torch, numba, the data readers) is imported inside t
 `rankgrad --help` answers at once. A mistake of the user is one sentence on stderr and exit code 2.
 """
 
+import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from rankgrad.config import Config
+
 app = typer.Typer(
     name="rankgrad",
-    help="Train ranking models on the metric itself.",
-    no_args_is_help=True,
     rich_markup_mode=None,  # rich help takes 0.1 s to import; progress bars use rich all the same
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+DEFAULT = Config()
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors (and what --json asks for).")]
+Split = Annotated[str, typer.Option(help="Which split, where DATA has splits; all of it where it has none.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run, made by `rankgrad train`.")]
+SOURCES = "A LETOR/SVMLight file or folder, a Parquet or CSV file, what `rankgrad prepare` wrote, or synthetic[:SIZE]"
+DataSource = Annotated[str, typer.Argument(metavar="DATA", help=f"{SOURCES}.")]
 
 
-@app.callback()
+def _examples(*lines: str) -> str:
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])  # \b: the lines stay as they are
+
+
+@app.callback(epilog=_examples("rankgrad demo", "rankgrad train data/ --loss neural_ndcg@10 --out runs/first"))
 def _subcommands() -> None:
-    """Train ranking models on the metric itself."""  # a callback keeps `rankgrad prepare` a subcommand
+    """Train ranking models on the metric itself; judge them, compare them, rank with them."""
 
 
-@app.command()
+@app.command(epilog=_examples("rankgrad demo", "rankgrad demo --out runs/my-demo --json"))
+def demo(
+    out: Annotated[Path | None, typer.Option(help="New folder for the runs; runs/demo-TIME if not given.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train four small models on made-up data in about a minute.
+
+    NeuralNDCG@10, LambdaRank@10 and ListNet each train a small Transformer that sees whole lists; the linear model shows
+    how much of the ranking a weighted sum of features can explain.
+    """
+    from rankgrad.demo import compete, describe, recipes
+    from rankgrad.launch import new_folder
+
+    results = compete(new_folder("demo") if out is None else out, recipes(), quiet=quiet)
+    _print(results, describe, quiet=quiet, as_json=as_json)
+
+
+@app.command(
+    epilog=_examples(
+        "rankgrad train synthetic --loss neural_ndcg@10 --epochs 8 --out runs/first",
+        "rankgrad train data/ --loss lambdarank@10 --model mlp --patience 10",
+        "rankgrad train config.toml --seed 4 --set loss.options.tau=0.5",
+        "rankgrad train --resume runs/first",
+        "torchrun --nproc-per-node 4 -m rankgrad train data/ --out runs/wide",
+    )
+)
+def train(
+    data: Annotated[
+        str | None, typer.Argument(metavar="DATA", help=f"{SOURCES}; or a configuration, FILE.toml.")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help=f"Such as lambdarank, or neural_ndcg@10 for a cut-off. [{DEFAULT.loss.name}]")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help=f"transformer, mlp or linear. [{DEFAULT.model.kind}]")] = None,
+    epochs: Annotated[int | None, typer.Option(help=f"Times through the data. [{DEFAULT.train.epochs}]")] = None,
+    seed: Annotated[int | None, typer.Option(help=f"Everything random follows from it. [{DEFAULT.train.seed}]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="New folder for the run; runs/LOSS-TIME if not given.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help=f"Learning rate. [{DEFAULT.optimiser.lr}]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help=f"Lists per step. [{DEFAULT.train.batch_size}]")] = None,
+    list_size: Annotated[
+        int | None, typer.Option(help=f"Longer lists are sampled down in training. [{DEFAULT.data.list_size}]")
+    ] = None,
+    scaling: Annotated[
+        str | None, typer.Option(help=f"auto, web30k, symlog, standard, quantile, none. [{DEFAULT.data.scaling}]")
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many epochs without a better metric. [never]")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help=f"Validation metric that picks the best epoch. [{DEFAULT.train.metric}]")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help=f"auto, cpu, cuda, cuda:1, ... [{DEFAULT.train.device}]")] = None,
+    precision: Annotated[str | None, typer.Option(help=f"float32, tf32, bf16. [{DEFAULT.train.precision}]")] = None,
+    fold: Annotated[int | None, typer.Option(help=f"Fold, where DATA has folds. [{DEFAULT.data.fold}]")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any key of config.toml; may be given many times."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with a run that was interrupted; nothing else is needed.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train a model on DATA and judge it.
+
+    Everything about it is kept in the folder RUN. The train split teaches, the validation split picks the best epoch (a fifth of the train queries is held out if there
+    is none), the test split is judged once, at the end. Ctrl-C saves and stops; --resume goes on from there, exactly.
+    """
+    from rankgrad.launch import configure, start, train_to_the_end
+    from rankgrad.results import describe_report
+
+    options: dict[str, Any] = {
+        "loss.name": loss,
+        "model.kind": model,
+        "train.epochs": epochs,
+        "train.seed": seed,
+        "optimiser.lr": lr,
+        "train.batch_size": batch_size,
+        "data.list_size": list_size,
+        "data.scaling": scaling,
+        "train.patience": patience,
+        "train.metric": metric,
+        "train.device": device,
+        "train.precision": precision,
+        "data.fold": fold,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    if resume is not None and (data is not None or out is not None or given or settings):
+        raise ValueError(f"--resume takes everything from {resume}/config.toml; expected no DATA and no other setting")
+    if resume is None and data is None:
+        raise ValueError("there is nothing to train on; expected DATA, a configuration file, or --resume RUN")
+    report = train_to_the_end(
+        lambda: resume or start(configure(data or "", given, settings or []), out), fresh=resume is None, quiet=quiet
+    )
+    if report is not None:
+        _print(report, describe_report, quiet=quiet, as_json=as_json)
+
+
+@app.command(
+    epilog=_examples(
+        "rankgrad evaluate runs/first data/",
+        "rankgrad evaluate runs/first new.csv --metric ndcg@5 --metric precision@1 --json",
+    )
+)
+def evaluate(
+    run: RunFolder,
+    data: DataSource,
+    split: Split = "test",
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Such as ndcg@10 or map; may be given many times. [those of the run]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge a run on DATA: metrics and bootstrap intervals.
+
+    Every metric is given under three rules for empty queries, with a 95 % interval. An empty query has no relevant document, so that no ranking of it is right or wrong. Some count it as 1, some as 0,
+    some leave it out, and the choice can move a metric by more than a better model would.
+    """
+    from rankgrad.results import describe_judgement, judge_run
+    from rankgrad.run import Run
+
+    _print(judge_run(Run.open(run), data, split, metric or ()), describe_judgement, as_json=as_json)
+
+
+@app.command(
+    epilog=_examples(
+        "rankgrad rank runs/first data/test.txt --out scores.txt",
+        "rankgrad rank runs/first data/ --split vali --format trec --out first.run",
+    )
+)
+def rank(
+    run: RunFolder,
+    data: DataSource,
+    out: Annotated[str, typer.Option(metavar="FILE", help="Where to write; - is stdout.")] = "-",
+    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="scores or trec.")] = "scores",
+    split: Split = "test",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")] = False,
+) -> None:
+    """Score every document of DATA with a run.
+
+    Gives a number per row, in the order of the input, or a TREC run file. A line of the run file is QUERY Q0 DOCUMENT RANK SCORE TAG. DOCUMENT is the document's row in the input, counted from
+    1; TAG is the name of the run's folder. Equal scores are ranked in input order.
+    """
+    from rankgrad.checkpoint import write_atomically
+    from rankgrad.results import FORMATS
+    from rankgrad.run import Run
+
+    if form not in FORMATS:
+        raise ValueError(f"there is no format {form!r}; expected one of {', '.join(FORMATS)}")
+    file = None if out == "-" else Path(out)
+    if file is not None and file.exists() and not overwrite:
+        raise ValueError(f"{file} exists already; expected a new file; choose another --out, or --overwrite")
+    if file is not None and not file.parent.is_dir():
+        raise ValueError(f"{file.parent} is not a folder; expected one to write {file.name} into; make it first")
+    opened = Run.open(run)
+    lists = opened.read(data, split=split)
+    text = FORMATS[form](lists, opened.score(lists), run.resolve().name)
+    if file is None:
+        sys.stdout.write(text)
+    else:
+        write_atomically(file, text.encode())
+
+
+@app.command(
+    epilog=_examples("rankgrad compare runs/first runs/second", "rankgrad compare runs/first runs/second --metric map")
+)
+def compare(
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of a finished run.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Folder of another, judged on the same queries.")],
+    metric: Annotated[str, typer.Option(help="One that both runs report.")] = "ndcg@10",
+    as_json: Json = False,
+) -> None:
+    """Is one run better than another, or was it luck?
+
+    The two are paired over the queries both were judged on. Gives the mean difference with its 95 % bootstrap interval, the p-value of a two-sided permutation test, and how many
+    queries each run wins. Empty queries, where no ranking is better than another, are left out.
+    """
+    from rankgrad.results import compare_runs, describe_comparison
+
+    _print(compare_runs(run_a, run_b, metric), describe_comparison, as_json=as_json)
+
+
+@app.command(epilog=_examples("rankgrad prepare MSLR-WEB30K/ --fold 1"))
 def prepare(
     folder: Annotated[Path, typer.Argument(help="Folder of an unpacked ranking dataset.")],
     dataset: Annotated[str | None, typer.Option(help="Name in the catalogue; recognised if not given.")] = None,
     fold: Annotated[int, typer.Option(help="Fold, where the dataset has folds.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Where to write; FOLDER/prepared if not given.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data prepared earlier.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
-    """Read a dataset's text files once, check them against the catalogue, and write them memory-mapped."""
-    import json
+    """Turn a dataset's text files into one that opens at once.
 
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    Reads them once, checks them against the catalogue of public datasets, and writes them memory-mapped.
+    """
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
+    from rankgrad.bars import make_bar
     from rankgrad.data.catalogue import prepare as prepare_folder
 
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("reading"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=quiet or not console.is_terminal,
-        transient=True,
-    )
-    with bar:
+    columns = TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with make_bar(*columns, quiet=quiet, transient=True) as bar:
         task = bar.add_task("reading")
         summary = prepare_folder(
             folder,
@@ -69,16 +262,68 @@ def prepare(
         print(f"{summary}\nwritten to {summary.folder}")
 
 
+@app.command(epilog=_examples("rankgrad info", "rankgrad info --json"))
+def info(as_json: Json = False) -> None:
+    """Say what runs here: versions, devices, code paths, extras."""
+    from rankgrad.machine import describe, look
+
+    _print(look(), describe, as_json=as_json)
+
+
+def _print(result: dict[str, Any], describe: Callable[[Any], str], *, as_json: bool, quiet: bool = False) -> None:
+    from rankgrad.results import as_json as to_json
+
+    if as_json:
+        print(to_json(result))
+    elif not quiet:
+        print(describe(result))
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+# Some releases of typer bring a click of their own; this finds the one in use.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
 def main() -> None:
     """Run the command; a mistake of the user or of the file system ends it with one sentence and code 2."""
     try:
-        app()
+        code = app(args=sys.argv[1:] or ["--help"], prog_name="rankgrad", standalone_mode=False)
+        sys.stdout.flush()  # a full disk or a closed pipe shows itself here
+    except _UsageError as error:
+        help_of = error.ctx.command_path if error.ctx else "rankgrad"
+        sentence = error.format_message().rstrip(".")
+        _end(2, f"{sentence[:1].lower()}{sentence[1:]}; see {help_of} --help")
+    except (KeyboardInterrupt, typer.Abort):
+        _end(130, "interrupted")
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(141)
     except OSError as error:
-        _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except ValueError as error:
-        _refuse(str(error))
+        _end(2, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
+    except (ValueError, ImportError) as error:
+        _end(2, str(error))
+    except Exception as error:
+        _end(*_explain(error))
+    sys.exit(code)
 
 
-def _refuse(sentence: str) -> None:
-    print(f"rankgrad: {sentence}", file=sys.stderr)
-    sys.exit(2)
+def _explain(error: Exception) -> tuple[int, str]:
+    """The exit code and the sentence of an error that only training knows; what is a defect goes on as it is."""
+    kind = type(error).__name__  # by name: importing torch to ask would take a second
+    if kind == "InterruptedRunError":
+        return 130, str(error)
+    if kind == "SilentError":
+        return 2, ""
+    if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error):
+        return 2, "there is not enough memory; lower --batch-size or --list-size, or choose a smaller model"
+    raise error
+
+
+def _end(code: int, sentence: str) -> NoReturn:
+    """Leave with one line on stderr; under torchrun it says which process speaks."""
+    number = os.environ.get("RANK", "0")
+    speaker = "rankgrad" if number == "0" else f"rankgrad (process {number})"
+    if sentence and not (number != "0" and code == 130):
+        print(f"{speaker}: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,63 @@
+"""What is here to compute with: versions, devices, the code path of each loss, optional packages. Room 6."""
+
+import importlib.util
+import os
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rankgrad.losses import LOSSES
+from rankgrad.run import versions
+
+# what a package is for, its module, and how to install it
+EXTRAS = {
+    "Parquet, CSV, Arrow and frames": ("pyarrow", "pip install 'rankgrad[tables]'"),
+    "text compressed with zstandard": ("zstandard", "pip install 'rankgrad[zstd]'"),
+    "TensorBoard events": ("tensorboard", "pip install tensorboard"),
+}
+
+
+def look() -> dict[str, Any]:
+    """Everything, as plain values."""
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {
+        "versions": versions(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "losses": {
+            name: {"backend": "torch", "why": "plain PyTorch on every device; there is no kernel of its own yet"}
+            for name in LOSSES
+        },
+        "extras": {
+            purpose: {"package": module, "installed": importlib.util.find_spec(module) is not None, "install": line}
+            for purpose, (module, line) in EXTRAS.items()
+        },
+    }
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """What `look` saw, for a person."""
+    versions_line = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
+    gpus = ", ".join(found["gpus"]) or "none"
+    lines = [
+        f"versions  {versions_line}",
+        f"CPU       {found['cpus']} cores, {found['threads']} threads in torch",
+        f"GPU       {gpus}; models train on {found['device']} unless told otherwise",
+        "losses",
+    ]
+    by_path: dict[tuple[str, str], list[str]] = {}
+    for name, path in found["losses"].items():
+        by_path.setdefault((path["backend"], path["why"]), []).append(name)
+    for (backend, why), names in by_path.items():
+        lines += [
+            f"  {backend}: {why}",
+            *textwrap.wrap(", ".join(names), 76, initial_indent="    ", subsequent_indent="    "),
+        ]
+    lines.append("extras")
+    for purpose, extra in found["extras"].items():
+        lines.append(f"  {purpose}: {extra['package'] if extra['installed'] else 'not installed; ' + extra['install']}")
+    return "\n".join(lines)
