@@ -27,6 +27,7 @@ _HOME = {
     ),
     **dict.fromkeys("neural_sort soft_sort ot_sort sinkhorn".split(), "rankgrad.sorting"),
     **dict.fromkeys("RankingDataset read_svmlight read_table".split(), "rankgrad.data"),
+    "NeuralRanker": "rankgrad.estimator",
 }
 
 __all__ = [*_HOME]

@@ -168,18 +168,44 @@ def _neural_sort(scores: Tensor, counts: Tensor, tau: float) -> Tensor:
     real = position < counts[:, None]  # [B, L]
     s = scores.double() / tau
     s = torch.where(real, s, s.gather(-1, (counts[:, None] - 1).clamp_(min=0)))  # descending to the end: T stays >= 0
-    ahead = s[:, None, :] - s[:, :, None]  # s_j - s_i, [B, L, L]
+    if _is_small(s, scores.dtype):
+        logits = _separable_logits(s).to(scores.dtype)
+    else:
+        logits = _exact_logits(s).to(scores.dtype)
+    # Weights that would be subnormal, or drag products with them there, make CPUs crawl: they are exact zeros instead.
+    weights = torch.threshold_(logits, _SMALLEST_LOGIT[scores.dtype], -torch.inf).exp_()
+    if scores.device.type != "cpu" or not bool(real.all()):
+        weights.mul_(real[:, None, :]).mul_(real[:, :, None])
+    return weights.div_(weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).tiny))
+
+
+def _exact_logits(s: Tensor) -> Tensor:
+    """-T_ij of descending scores (divided by tau) from sums of non-negative terms, [B, L] -> [B, L, L] float64."""
+    position = torch.arange(s.shape[-1], device=s.device)
+    ahead = s[:, None, :] - s[:, :, None]  # s_j - s_i
     steps = (ahead[:, :-1] + ahead[:, 1:]).tril_()  # (s_j - s_k) + (s_j - s_{k+1}), rows k >= j
     below = torch.zeros_like(ahead)  # T below the diagonal
     torch.cumsum(steps, -2, out=below[:, 1:])
     apart = (position[:, None] - position).clamp_(max=0) * 2.0  # 2 (i - j) above the diagonal
-    T = ahead.mul_(apart).sub_(below.mT).add_(below)
-    # Weights that would be subnormal, or drag products with them there, make CPUs crawl: they are exact zeros instead.
-    logits = torch.threshold_(T.neg_().to(scores.dtype), _SMALLEST_LOGIT[scores.dtype], -torch.inf)
-    weights = logits.exp_()
-    if scores.device.type != "cpu" or not bool(real.all()):
-        weights.mul_(real[:, None, :]).mul_(real[:, :, None])
-    return weights.div_(weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).tiny))
+    return ahead.mul_(apart).sub_(below.mT).add_(below).neg_()
+
+
+def _is_small(s: Tensor, dtype: torch.dtype) -> bool:
+    """Whether rounding in `_separable_logits` stays far below float32's; asked of CPU tensors only, which answer at once."""
+    if s.device.type != "cpu" or dtype != torch.float32:
+        return False
+    return bool(((s[:, 0] - s[:, -1]).amax() * s.shape[-1]) < 1e6)  # times 2^-52: logits right to 1e-9
+
+
+def _separable_logits(s: Tensor) -> Tensor:
+    """The same as one product of thin matrices: -T_ij = B_i - A_j - 2 i s_j with A, B from prefix sums; fast, but it cancels."""
+    s = s - s[:, :1]
+    rank = torch.arange(1, s.shape[-1] + 1, dtype=s.dtype)
+    prefix = s.cumsum(-1)
+    ones = torch.ones_like(s)
+    left = torch.stack([2 * prefix - s, -ones, (-2 * rank).expand_as(s)], -1)
+    right = torch.stack([ones, 2 * prefix - (2 * rank + 1) * s, s], -2)
+    return torch.bmm(left, right)
 
 
 def _scores_grad(matrix: Tensor, grad: Tensor, scores: Tensor, counts: Tensor, tau: float) -> Tensor:
