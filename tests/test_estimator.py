@@ -319,10 +319,11 @@ def test_missing_values_of_frames_are_nan():
         assert np.array_equal(again.predict(frame, qid=qid), expected)
 
 
-@pytest.mark.parametrize("kind", [str, "U8", object, float, np.uint8, "Int64"])
+@pytest.mark.parametrize("kind", [str, "U8", object, float, np.uint8, "Int64", "frame"])
 def test_query_ids_of_any_kind(kind):
     X, y, qid = documents()
-    ids = pd.array(qid, dtype="Int64") if kind == "Int64" else qid.astype(kind)
+    special = {"Int64": pd.array(qid, dtype="Int64"), "frame": pd.DataFrame({"qid": qid})}
+    ids = special[kind] if kind in special else qid.astype(kind)
     ranker = NeuralRanker(**SMALL).fit(X, y, qid=ids)
     scores = ranker.predict(X, qid=ids)
     assert np.array_equal(ranker.predict(X, qid=qid), scores)
@@ -540,6 +541,7 @@ REFUSED = {
     r"qid has shape \(3,\); expected the query id": lambda X, y, q: {"qid": q[:3]},
     "qid holds float64 values": lambda X, y, q: {"qid": q + 0.5},
     "qid holds float64 values that are no ids": lambda X, y, q: {"qid": changed(q, 0, np.nan)},
+    "qid holds float64 values that are": lambda X, y, q: {"qid": q * 2.0**60},  # floats that skip integers
     "qid holds object values": lambda X, y, q: {"qid": [None, *q[1:]]},
     "inconsistent numbers of samples": lambda X, y, q: {"y": y[:-1]},
     r"y\[4\] is -1.0; expected grades": lambda X, y, q: {"y": changed(y, 4, -1), "qid": q[::-1]},

@@ -62,7 +62,7 @@ class NeuralRanker(BaseEstimator):
       a `patience` (epochs without a better metric before training stops) holds out `validation_fraction` of the queries
       instead; without both, every query trains, the metric in `history_` is that of the training queries, and the last
       epoch's weights are kept.
-    - `device`: auto, cpu, cuda, ...; `random_state`: an int gives the same model again on the same machine with the same
+    - `device`: auto, cpu, cuda, ...; `random_state`: an int gives the same model again, to the bit on the CPU with the same
       number of threads; None draws a new seed without touching numpy's. `verbose`: 1 shows a progress bar.
 
     After `fit`: `model_` (a torch module), `scaling_`, `config_` (what a run's config.toml would say, with the seed),
