@@ -86,8 +86,9 @@ def evaluate(
         dist.all_reduce(broken)
     bad = np.flatnonzero(broken.cpu().numpy())
     if len(bad):
+        others = f", nor are those of {len(bad) - 1} more queries" if len(bad) > 1 else ""
         raise ValueError(
-            f"the scores of {len(bad)} queries are not finite, the first of them query {dataset.query_ids[bad[0]]}; "
+            f"the scores of query {dataset.query_ids[bad[0]]} are not finite{others}; "
             "expected finite scores; look at the features there, or train again with a lower learning rate"
         )
     return dict(zip(metrics, values.cpu().numpy()))

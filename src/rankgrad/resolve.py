@@ -21,6 +21,7 @@ from rankgrad.data.scaling import KINDS
 from rankgrad.losses import LOSSES, teaching
 from rankgrad.metrics import parse_metric
 from rankgrad.models import MLP, MODELS, Linear, Transformer
+from rankgrad.precision import PRECISIONS
 from rankgrad.train import OPTIMISERS, SCHEDULES, Objective
 
 
@@ -156,7 +157,7 @@ def _check_train(settings: Train) -> None:
         raise ValueError(f"train.seed must be below 2^63, got {settings.seed}")
     if settings.patience is not None:
         whole("train.patience", settings.patience, 1)
-    one_of("train.precision", settings.precision, ("float32", "tf32", "bf16"))
+    one_of("train.precision", settings.precision, PRECISIONS)
     one_of("train.nonfinite", settings.nonfinite, ("stop", "skip"))
     for name in (settings.metric, *settings.metrics):
         parse_metric(name)

@@ -14,7 +14,6 @@ Under torchrun every process calls `begin` and `advance`; the first alone writes
 says, so that they need not see it. The first process of each machine reads the data and lends the others what it made of it.
 """
 
-import contextlib
 import dataclasses
 import gc
 import json
@@ -50,6 +49,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling
 from rankgrad.data.sources import check_source, read_lists
 from rankgrad.evaluate import evaluate, score, summarise
+from rankgrad.precision import threads_and_precision
 from rankgrad.processes import InterruptedRunError as InterruptedRunError  # raised by `advance`
 from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve
 from rankgrad.splits import scaled, shared_splits
@@ -92,7 +92,7 @@ def advance(out: Path) -> Iterator[Step | Epoch]:
     with processes.joined() as (rank, world), processes.signals_of(out) as signals:
         try:
             config = loads(processes.told_by_first(words).decode(), str(out / "config.toml"))
-            with _settings(config):
+            with threads_and_precision(config.train.threads, config.train.precision):
                 yield from _advance(config, out, rank, world, signals)
         except RuntimeError as error:
             if world == 1 or not _lost_a_process(error):
@@ -203,7 +203,7 @@ def _finish(
     save_tensors(
         out / "queries.safetensors",
         {name: torch.from_numpy(values) for name, values in results[judged].items()},
-        {"split": judged, "query_ids": splits[judged].query_ids.tolist()},
+        {"split": judged, "query_ids": splits[judged].query_ids.tolist(), "metrics": list(results[judged])},
     )
     known = versions()
     report = {
@@ -290,7 +290,7 @@ class Run:
 def query_metrics(folder: Path) -> tuple[dict[str, np.ndarray], list[Any], str]:
     """The per-query metrics a run left: values by metric [Q], query ids, and the split they were measured on."""
     tensors, facts = load_tensors(folder / "queries.safetensors")
-    return {name: tensor.numpy() for name, tensor in tensors.items()}, facts["query_ids"], facts["split"]
+    return {name: tensors[name].numpy() for name in facts["metrics"]}, facts["query_ids"], facts["split"]
 
 
 def versions() -> dict[str, str | None]:
@@ -354,19 +354,6 @@ def _checkpoint(rotation: Rotation) -> bytes:
     for complaint in complaints:
         print(f"{complaint}; going on from the checkpoint before it", file=sys.stderr)
     return pack(tensors, facts)
-
-
-@contextlib.contextmanager
-def _settings(config: Config) -> Iterator[None]:
-    """The run's threads and precision, and the caller's again afterwards."""
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    torch.set_num_threads(config.train.threads)
-    torch.set_float32_matmul_precision("high" if config.train.precision == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
 
 
 def _lost_a_process(error: RuntimeError) -> bool:

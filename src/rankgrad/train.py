@@ -8,6 +8,7 @@ With several processes (torchrun) each takes its share of every batch. The loss 
 lists over all, which averaged over processes is the gradient of one process with the whole batch.
 """
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from rankgrad.data.batching import Batch, batches
 from rankgrad.data.dataset import RankingDataset, mix
 from rankgrad.evaluate import evaluate, mean
 from rankgrad.metrics import parse_metric
+from rankgrad.precision import usable_bfloat16
 
 LAG = 8  # steps a GPU may be ahead of what the host has read of it
 SCHEDULES = ("constant", "step", "cosine", "plateau")
@@ -158,7 +160,7 @@ def train(
 ) -> Iterator[Step | Epoch]:
     """Train until the last epoch, early stopping, or `stop()` says so on any process; see the module's docstring.
 
-    Queries of weight 0 are never seen. torch's random state is the caller's again when the loop has ended.
+    Queries of weight 0 are never seen.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     progress, settings = learner.progress, config.train
@@ -168,35 +170,34 @@ def train(
         model = nn.parallel.DistributedDataParallel(learner.model)
     amp = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
     learner.model.train()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        while not finished(progress, settings):
-            data = batches(
-                train_set,
-                settings.batch_size,
-                list_size=config.data.list_size,
-                seed=settings.seed,
-                epoch=progress.epoch,
-                rank=rank,
-                world=world,
-                device=device,
-                start=progress.step,
-            )
-            steps, readings = progress.step + len(data), Readings(progress, settings.nonfinite, train_set, device)
-            for batch in data:
-                rate = learning_rate(config.optimiser, progress, steps, settings.epochs)
-                generator = _seed_step(settings.seed, progress.epoch, progress.step, rank, device)
+    while not finished(progress, settings):
+        data = batches(
+            train_set,
+            settings.batch_size,
+            list_size=config.data.list_size,
+            seed=settings.seed,
+            epoch=progress.epoch,
+            rank=rank,
+            world=world,
+            device=device,
+            start=progress.step,
+        )
+        steps, readings = progress.step + len(data), Readings(progress, settings.nonfinite, train_set, device)
+        for batch in data:
+            rate = learning_rate(config.optimiser, progress, steps, settings.epochs)
+            with _seeded(settings.seed, progress.epoch, progress.step, rank, device) as generator, usable_bfloat16(amp):
                 with amp:
                     scores = model(batch.features, batch.mask)
                 report = _update(learner, scores.float(), batch, objective, weights, generator, config, rate, stop())
-                progress.step += 1
-                stopping = readings.push(report, batch)
-                if stopping:
-                    readings.finish()
-                yield Step(progress.epoch, progress.step, steps, readings.loss)
-                if stopping:
-                    return
-            readings.finish()
-            yield _end_epoch(learner, vali_set, config, device, steps, rank, world)
+            progress.step += 1
+            stopping = readings.push(report, batch)
+            if stopping:
+                readings.finish()
+            yield Step(progress.epoch, progress.step, steps, readings.loss)
+            if stopping:
+                return
+        readings.finish()
+        yield _end_epoch(learner, vali_set, config, device, steps, rank, world)
 
 
 class Report(NamedTuple):
@@ -349,14 +350,19 @@ def _weighted(data: RankingDataset, device: torch.device) -> tuple[RankingDatase
     return data, torch.from_numpy(np.array(data.weights)).to(device)
 
 
-def _seed_step(seed: int, epoch: int, step: int, rank: int, device: torch.device) -> torch.Generator:
-    """Make dropout and the losses' noise functions of where the run is: returns the losses' generator."""
+@contextlib.contextmanager
+def _seeded(seed: int, epoch: int, step: int, rank: int, device: torch.device) -> Iterator[torch.Generator]:
+    """Make dropout and the losses' noise functions of where the run is: gives the losses' generator.
+
+    torch's own random state is the caller's again afterwards.
+    """
     key = torch.tensor(seed, dtype=torch.int64)
     for number in (epoch, step, rank):
         key = mix(key + 1 + number)
     number = int(key) & (2**63 - 1)
-    torch.manual_seed(number)
-    return torch.Generator(device).manual_seed(number ^ 1)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(number)
+        yield torch.Generator(device).manual_seed(number ^ 1)
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
