@@ -98,6 +98,12 @@ def test_the_battery_of_scikit_learn(estimator, check):
     check(estimator)
 
 
+def test_tags_say_what_is_taken():
+    tags = NeuralRanker().__sklearn_tags__()
+    assert tags.input_tags.allow_nan and not tags.input_tags.sparse
+    assert tags.target_tags.required and tags.target_tags.positive_only
+
+
 # --- the same as a run ------------------------------------------------------------------------------------------------
 
 
@@ -220,7 +226,7 @@ def test_nothing_global_is_changed():
     X, y, qid = documents()
 
     def world():
-        draws = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # noqa: NPY002 (the global one is meant)
+        draws = torch.get_rng_state().tolist(), repr(np.random.get_state(legacy=False)["state"])  # noqa: NPY002 (the global one is meant)
         return *draws, torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.is_grad_enabled()
 
     torch.rand(3)
@@ -438,9 +444,11 @@ def test_predictions_survive_pickle_copy_and_file_to_the_bit(parameters, tmp_pat
     options = {"hidden": [np.int64(6), 4], "lr": np.float32(0.01), "random_state": np.random.RandomState(1)}
     ranker = NeuralRanker(**SMALL | options | parameters).fit(frame, y, qid=qid)
     scores = ranker.predict(frame, qid=qid)
+    assert not ranker.model_.training  # whoever takes the module gets it without dropout
     ranker.save(tmp_path / "ranker.safetensors")
     loaded = NeuralRanker.load(str(tmp_path / "ranker.safetensors"))
     for again in (pickle.loads(pickle.dumps(ranker)), copy.deepcopy(ranker), loaded):
+        assert not again.model_.training
         assert np.array_equal(again.predict(frame, qid=qid), scores)
         assert (again.config_, again.history_, again.best_epoch_) == (
             ranker.config_,
