@@ -145,7 +145,7 @@ def train(
 @app.command(
     epilog=_examples(
         "rankgrad evaluate runs/first data/",
-        "rankgrad evaluate runs/first new.csv --metric ndcg@5 --metric precision@1 --json",
+        "rankgrad evaluate runs/first new.csv --metric ndcg@5 --metric precision@1",
     )
 )
 def evaluate(
@@ -200,11 +200,11 @@ def rank(
         raise ValueError(f"{file.parent} is not a folder; expected one to write {file.name} into; make it first")
     opened = Run.open(run)
     lists = opened.read(data, split=split)
-    text = FORMATS[form](lists, opened.score(lists), run.resolve().name)
+    lines = FORMATS[form](lists, opened.score(lists), run.resolve().name)
     if file is None:
-        sys.stdout.write(text)
+        sys.stdout.writelines(lines)
     else:
-        write_atomically(file, text.encode())
+        write_atomically(file, "".join(lines).encode())
 
 
 @app.command(
@@ -289,41 +289,48 @@ def main() -> None:
     """Run the command; a mistake of the user or of the file system ends it with one sentence and code 2."""
     try:
         code = app(args=sys.argv[1:] or ["--help"], prog_name="rankgrad", standalone_mode=False)
-        sys.stdout.flush()  # a full disk or a closed pipe shows itself here
+        if sys.stdout is not None:
+            sys.stdout.flush()  # a full disk or a closed pipe shows itself here
     except _UsageError as error:
         help_of = error.ctx.command_path if error.ctx else "rankgrad"
         sentence = error.format_message().rstrip(".")
         _end(2, f"{sentence[:1].lower()}{sentence[1:]}; see {help_of} --help")
     except (KeyboardInterrupt, typer.Abort):
-        _end(130, "interrupted")
-    except BrokenPipeError:  # whoever read our output has had enough
+        code = 130
+    except BrokenPipeError:  # whoever read our output has had enough, and the interpreter would complain as it leaves
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(141)
+        code = 1
     except OSError as error:
         _end(2, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
     except (ValueError, ImportError) as error:
         _end(2, str(error))
     except Exception as error:
         _end(*_explain(error))
-    sys.exit(code)
+    if code == 130:
+        _end(code, "" if _process() else "interrupted")
+    sys.exit(code or 0)
 
 
 def _explain(error: Exception) -> tuple[int, str]:
     """The exit code and the sentence of an error that only training knows; what is a defect goes on as it is."""
     kind = type(error).__name__  # by name: importing torch to ask would take a second
-    if kind == "InterruptedRunError":
-        return 130, str(error)
     if kind == "SilentError":
         return 2, ""
+    if kind == "InterruptedRunError":  # all processes were asked to stop and the first says so, or another one was lost
+        return 130, str(error) if _process() == 0 or error.__cause__ else ""
     if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error):
         return 2, "there is not enough memory; lower --batch-size or --list-size, or choose a smaller model"
     raise error
 
 
 def _end(code: int, sentence: str) -> NoReturn:
-    """Leave with one line on stderr; under torchrun it says which process speaks."""
-    number = os.environ.get("RANK", "0")
-    speaker = "rankgrad" if number == "0" else f"rankgrad (process {number})"
-    if sentence and not (number != "0" and code == 130):
+    """Leave with at most one line on stderr; under torchrun it says which process speaks."""
+    speaker = f"rankgrad (process {_process()})" if _process() else "rankgrad"
+    if sentence:
         print(f"{speaker}: {' '.join(sentence.split())}", file=sys.stderr)
     sys.exit(code)
+
+
+def _process() -> int:
+    number = os.environ.get("RANK", "")
+    return int(number) if number.isdecimal() else 0

@@ -57,7 +57,9 @@ def describe(results: Mapping[str, Any]) -> str:
     queries = next(iter(results["reports"].values()))["splits"]["test"]["queries"]
     return (
         f"{table(rows)}\n"
-        f"{queries} test queries of made-up data; those without a relevant document count 0; gain 2^y - 1\n"
-        f"the runs are in {results['runs']}; look at one with: rankgrad evaluate {results['runs']}/listnet synthetic\n"
-        "next, your own data (LETOR text, Parquet, CSV): rankgrad train DATA --loss neural_ndcg@10"
+        f"{queries} test queries of made-up data; those without a relevant document count 0\n"
+        f"the runs are in {results['runs']}\n"
+        "look closer, and go on with your own data:\n"
+        f"  rankgrad evaluate {results['runs']}/listnet synthetic\n"
+        "  rankgrad train DATA --loss neural_ndcg@10    (LETOR text, Parquet, CSV)"
     )

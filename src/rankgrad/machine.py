@@ -44,7 +44,7 @@ def describe(found: Mapping[str, Any]) -> str:
     versions_line = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
     gpus = ", ".join(found["gpus"]) or "none"
     lines = [
-        f"versions  {versions_line}",
+        *textwrap.wrap(f"versions  {versions_line}", 80, subsequent_indent=" " * 10),
         f"CPU       {found['cpus']} cores, {found['threads']} threads in torch",
         f"GPU       {gpus}; models train on {found['device']} unless told otherwise",
         "losses",

@@ -6,6 +6,7 @@ Imports run, evaluate and significance; prints nothing. Tables are aligned text 
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.storage import MANIFEST
 from rankgrad.evaluate import RULES as EMPTY
 from rankgrad.run import Run, query_metrics
 from rankgrad.significance import LEVEL, bootstrap_interval, compare
@@ -25,6 +27,7 @@ ROUNDS = 2_000  # of the bootstrap: an interval's ends are good to a twentieth o
 def judge_run(run: Run, data: str, split: str, metrics: Sequence[str]) -> dict[str, Any]:
     """Metrics of a run on data, each under every rule for empty queries: mean and bootstrap interval."""
     lists = run.read(data, split=split)
+    whole = Path(data).is_file() or (Path(data) / MANIFEST).exists()
     values = run.evaluate(lists, tuple(dict.fromkeys(metrics)) or None)
     return {
         "run": str(run.folder),
@@ -35,6 +38,7 @@ def judge_run(run: Run, data: str, split: str, metrics: Sequence[str]) -> dict[s
             name: {rule: _with_interval(of_queries, empty) for rule, empty in EMPTY.items()}
             for name, of_queries in values.items()
         },
+        "trained_on": os.path.abspath(data) == run.config.data.path and (whole or split == "train"),
         "interval": LEVEL,
         "convention": CONVENTION,
     }
@@ -57,6 +61,7 @@ def describe_judgement(result: Mapping[str, Any]) -> str:
     return (
         f"{table(rows)}\n"
         f"{result['queries']:,} queries, {result['empty_queries']:,} of them empty (no relevant document)\n{CONVENTION}"
+        + ("\nthe model was trained on lists among these: expect less of it on others" if result["trained_on"] else "")
     )
 
 
@@ -122,16 +127,16 @@ def describe_comparison(found: Mapping[str, Any]) -> str:
         f"A - B  {found['difference']:+.4f}, {LEVEL:.0%} interval [{found['low']:+.4f}, {found['high']:+.4f}], "
         f"p = {found['p_value']:.3g}\n"
         f"A wins {found['wins']:,}, ties {found['ties']:,}, loses {found['losses']:,}\n"
-        "paired over queries: bootstrap interval of the mean difference, two-sided permutation test"
+        "paired over queries: bootstrap interval, two-sided permutation test"
     )
 
 
-def as_scores(lists: RankingDataset, scores: np.ndarray, tag: str) -> str:  # noqa: ARG001 (as every format)
+def as_scores(lists: RankingDataset, scores: np.ndarray, tag: str) -> list[str]:  # noqa: ARG001 (as every format)
     """A score per line in the order of the input's rows; nine digits hold a float32 exactly."""
-    return "".join(f"{score:.9g}\n" for score in lists.in_source_order(scores).tolist())
+    return [f"{score:.9g}\n" for score in lists.in_source_order(scores).tolist()]
 
 
-def as_trec(lists: RankingDataset, scores: np.ndarray, tag: str) -> str:
+def as_trec(lists: RankingDataset, scores: np.ndarray, tag: str) -> list[str]:
     """A TREC run: `QUERY Q0 DOCUMENT RANK SCORE TAG`, the document being its row in the input, counted from 1."""
     rows = np.arange(len(scores)) if lists.rows is None else lists.rows
     tag = "_".join(tag.split()) or "rankgrad"
@@ -144,7 +149,7 @@ def as_trec(lists: RankingDataset, scores: np.ndarray, tag: str) -> str:
         best_first = start + np.argsort(-scores[start:stop], kind="stable")
         ranked = zip(rows[best_first].tolist(), scores[best_first].tolist())
         lines += [f"{query} Q0 {row + 1} {place} {score:.9g} {tag}\n" for place, (row, score) in enumerate(ranked, 1)]
-    return "".join(lines)
+    return lines
 
 
 FORMATS = {"scores": as_scores, "trec": as_trec}
