@@ -77,7 +77,7 @@ def unpack(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]
 class Rotation:
     """Two generations of one checkpoint in a folder: the last and the one before.
 
-    A crash may leave a third, written and not yet in its place: `load` looks at it first.
+    A crash may leave a third, written and not yet in its place: `load` looks at it first and puts it there.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,11 +93,7 @@ class Rotation:
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Write a new generation; the last one becomes the one before, unless it was found damaged."""
         save_tensors(self.next, tensors, facts)
-        if self.last.exists() and self.last not in self._damaged:
-            self.last.replace(self.before)
-        self.next.replace(self.last)
-        _settle(self.last.parent)
-        self._damaged.clear()
+        self._turn()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
         """The newest good generation, and a sentence for each newer one that was not good."""
@@ -105,11 +101,23 @@ class Rotation:
         for path in (self.next, self.last, self.before):
             if path.exists():
                 try:
-                    return *load_tensors(path), complaints
+                    tensors, facts = load_tensors(path)
                 except ValueError as error:
                     complaints.append(str(error))
                     self._damaged.append(path)
+                    continue
+                if path == self.next:
+                    self._turn()
+                return tensors, facts, complaints
         raise ValueError("; ".join(complaints) or f"{self.last} does not exist; expected a checkpoint of a run")
+
+    def _turn(self) -> None:
+        """Put the file that has been written in its place."""
+        if self.last.exists() and self.last not in self._damaged:
+            self.last.replace(self.before)
+        self.next.replace(self.last)
+        _settle(self.last.parent)
+        self._damaged.clear()
 
 
 def _settle(folder: Path) -> None:

@@ -71,13 +71,19 @@ class InterruptedRunError(Exception):
     """The run was asked to stop, or lost a process, and has saved its place."""
 
 
-class Signals:
-    """SIGTERM and Ctrl-C. Training is patient: it asks `received` after every step. All else is left at once."""
+class Signals(contextlib.AbstractContextManager["Signals"]):
+    """SIGTERM and Ctrl-C of a run: training is patient and asks `received` after every step; all else is left at once."""
 
     def __init__(self, out: Path) -> None:
         self.received = False
         self.patient = False
         self._out = out
+        self._before: dict[int, Any] = {}
+
+    def listen(self) -> None:
+        """Handle signals until the end of the `with`."""
+        with contextlib.suppress(ValueError):  # not the main thread: its owner handles signals
+            self._before = {number: signal.signal(number, self.take) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def impatient(self) -> None:
         """From now on leave at once, now if a signal has come already."""
@@ -91,19 +97,8 @@ class Signals:
         if not self.patient:
             raise InterruptedRunError(f"stopped; nothing is lost; go on with: rankgrad train --resume {self._out}")
 
-
-@contextlib.contextmanager
-def signals_of(out: Path) -> Iterator[Signals]:
-    """Handle signals while a run goes on."""
-    signals = Signals(out)
-    try:
-        before = {number: signal.signal(number, signals.take) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not the main thread: its owner handles signals
-        before = {}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
 

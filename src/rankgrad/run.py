@@ -89,7 +89,9 @@ def advance(out: Path) -> Iterator[Step | Epoch]:
             raise ValueError(f"the run {out} is finished; there is nothing to resume")
         words = config_file.read_bytes()
         loads(words.decode(), str(config_file))  # before joining: a process that fails alone leaves the others waiting
-    with processes.joined() as (rank, world), processes.signals_of(out) as signals:
+    # Signals are handled once all have met, because nothing interrupts that wait, and until they have parted.
+    with processes.Signals(out) as signals, processes.joined() as (rank, world):
+        signals.listen()
         try:
             config = loads(processes.told_by_first(words).decode(), str(out / "config.toml"))
             with threads_and_precision(config.train.threads, config.train.precision):
@@ -101,6 +103,8 @@ def advance(out: Path) -> Iterator[Step | Epoch]:
                 f"another process of the run ended ({str(error).splitlines()[0]}); its own message says why; go on with: "
                 f"rankgrad train --resume {out}"
             ) from error
+        finally:
+            signals.patient = True
 
 
 def _advance(config: Config, out: Path, rank: int, world: int, signals: processes.Signals) -> Iterator[Step | Epoch]:
