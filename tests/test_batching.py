@@ -224,6 +224,27 @@ def test_a_batch_does_not_share_memory_with_the_dataset(tmp_path):
     assert data.labels.any()
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint64, np.int8])
+def test_numpy_integers_are_integers(kind):
+    data = ragged([1, 2, 3, 2, 5])
+    options = {"batch_size": 2, "seed": 3, "epoch": 1, "list_size": 2, "start": 1, "max_documents": 9}
+    ours = epoch_of(data, **options)
+    assert epoch_of(data, **{name: kind(value) for name, value in options.items()}) == ours
+    split = [part.query_ids.tolist() for part in data.split([3, 2], seed=3)]
+    assert [part.query_ids.tolist() for part in data.split([3, 2], seed=kind(3))] == split
+    with pytest.raises(ValueError, match=r"seed is 3\.0; expected a whole number"):
+        data.split([3, 2], seed=3.0)
+
+
+def test_the_budget_of_documents_holds_with_fixed_padding():
+    data = ragged([1, 2, 3, 2, 5, 1, 1])
+    found = list(batches(data, 4, list_size=6, pad="fixed", max_documents=20))
+    assert {batch.mask.shape[1] for batch in found} == {6}
+    assert max(batch.mask.numel() for batch in found) == 18
+    assert sorted(q for batch in found for q in batch.queries.tolist()) == list(range(7))
+    assert len(list(batches(data, 4, list_size=6, pad="fixed", max_documents=5))) == 7
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -236,6 +257,13 @@ def test_a_batch_does_not_share_memory_with_the_dataset(tmp_path):
         ({"pad": "fixed", "list_size": None}, "give list_size"),
         ({"start": 3}, "start is 3"),
         ({"start": -1}, "start is -1"),
+        ({"batch_size": 2.5}, "batch_size is 2.5; expected a whole number, 1 or more; pass an int"),
+        ({"batch_size": "2"}, "batch_size is '2'; expected a whole number"),
+        ({"seed": 1.0}, "seed is 1.0; expected a whole number"),
+        ({"seed": None}, "seed is None; expected a whole number"),
+        ({"seed": True}, "seed is True; expected a whole number"),
+        ({"seed": 2**64}, "within 64 bits"),
+        ({"epoch": 0.5}, "epoch is 0.5"),
     ],
 )
 def test_bad_options_are_refused(options, message):

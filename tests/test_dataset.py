@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankgrad.data import RankingDataset, storage
-from rankgrad.data.dataset import group_rows, mix, random_keys
+from rankgrad.data.arrays import group_rows
+from rankgrad.data.randomness import mix, random_keys
 
 
 def ragged(lengths, width=3, seed=0, **more):
@@ -58,6 +59,11 @@ GOOD = {"features": [[1.0], [2.0], [3.0]], "labels": [0, 2, 1], "offsets": [0, 2
         ({"weights": [1.0, -1.0]}, r"weights\[1\]"),
         ({"weights": [1.0]}, "weights has shape"),
         ({"rows": [0, 1]}, "rows has shape"),
+        ({"rows": [0, -1, 2]}, r"rows\[1\] is -1; expected positions in the source"),
+        ({"rows": [0, 1, 1]}, "rows names a row of the source twice"),
+        ({"rows": [2**40, 1, 2**40]}, "rows names a row of the source twice"),
+        ({"query_ids": np.array(["a", "a\0"], object)}, "query_ids holds a text with a NUL"),
+        ({"query_ids": np.array([1, 2**70], object)}, "64-bit integers"),
     ],
 )
 def test_what_is_no_dataset_is_refused(change, message):
@@ -100,13 +106,21 @@ def test_select_takes_positions_masks_and_slices():
     assert np.shares_memory(data.select(slice(1, 3)).features, data.features)
 
 
+def test_a_query_chosen_twice_is_there_twice_and_remembers_no_rows():
+    data = ragged([2, 1, 3])
+    twice = data.select([1, 0, 1])
+    assert (twice.lengths.tolist(), twice.query_ids.tolist(), twice.rows) == ([1, 2, 1], [10, 0, 10], None)
+    assert twice.in_source_order(np.arange(4)).tolist() == [0, 1, 2, 3]
+    assert data.select([1, 0]).rows.tolist() == [2, 0, 1]
+
+
 @pytest.mark.parametrize("queries", [[], [3], [-4], [True, False], [0.5], [False] * 3, [[0], [1]]])
 def test_select_refuses(queries):
     with pytest.raises(ValueError, match=r"select"):
         ragged([2, 1, 3]).select(queries)
 
 
-@given(st.integers(3, 40), st.integers(-(2**70), 2**70), st.booleans())
+@given(st.integers(3, 40), st.integers(-(2**63), 2**64 - 1), st.booleans())
 def test_split_loses_no_query_and_ignores_their_order(queries, seed, text):
     data = ragged(np.arange(queries) % 4 + 1)
     if text:
@@ -141,6 +155,7 @@ def test_concatenate_keeps_lists_apart():
     same(both.select([0, 1]), one)
     same(both.select([2]), two)
     assert RankingDataset.concatenate([one, one]).rows is None
+    same(RankingDataset.concatenate(d for d in (one, two)), both)
     for other, message in [
         (ragged([1], width=4), "number of features"),
         (ragged([1], feature_names=("a", "b", "c")), "feature names"),
@@ -296,9 +311,30 @@ def test_saving_never_destroys(tmp_path, monkeypatch):
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(ValueError, match="only a saved dataset"):
         first.save(tmp_path / "mine", overwrite=True)
+    own = {"any": "other program's"}, {"format": "rankgrad dataset"}, {"format": "rankgrad dataset", "arrays": {}}, []
+    for content in own:
+        (tmp_path / "mine" / "manifest.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match="only a saved dataset"):
+            first.save(tmp_path / "mine", overwrite=True)
+    (folder / "notes.txt").write_text("precious")
+    with pytest.raises(ValueError, match="holds other things than a saved dataset"):
+        first.save(folder, overwrite=True)
+    assert (folder / "notes.txt").read_text() == "precious"
+    with pytest.raises(ValueError, match="only a saved dataset"):
+        first.save(tmp_path / "mine" / "thesis.txt", overwrite=True)
     with pytest.raises(ValueError, match="not JSON"):
         RankingDataset(**GOOD, provenance={"x": object()}).save(tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
+
+
+def test_a_link_stays_a_link_and_its_folder_is_replaced(tmp_path):
+    first, second = ragged([2, 1]), ragged([3, 3], seed=1)
+    folder = first.save(tmp_path / "d")
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert second.save(link, overwrite=True) == folder
+    assert link.is_symlink()
+    same(RankingDataset.open(folder), second)
 
 
 def fail_after(good, monkeypatch):

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from rankgrad.arguments import one_of
 from rankgrad.config import Config, Optimiser, Train
 from rankgrad.data.batching import Batch, batches
-from rankgrad.data.dataset import RankingDataset, mix
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.randomness import mix
 from rankgrad.evaluate import evaluate, mean
 from rankgrad.metrics import parse_metric
 from rankgrad.precision import usable_bfloat16

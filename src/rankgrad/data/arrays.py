@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from rankgrad.data.dataset import RankingDataset, group_rows
-
-LARGEST = float(np.finfo(np.float32).max)
+from rankgrad.data.dataset import RankingDataset, as_ids
+from rankgrad.data.values import MAX_FLOAT32
 
 
 def as_float32(features: np.ndarray) -> np.ndarray:
@@ -15,7 +14,7 @@ def as_float32(features: np.ndarray) -> np.ndarray:
     >>> as_float32(np.array([1.0, 1e300, np.nan])).tolist()
     [1.0, 3.4028234663852886e+38, nan]
     """
-    return features if features.dtype == np.float32 else np.clip(features, -LARGEST, LARGEST).astype(np.float32)
+    return features if features.dtype == np.float32 else np.clip(features, -MAX_FLOAT32, MAX_FLOAT32).astype(np.float32)
 
 
 def as_query_ids(qid: Any, rows: int, name: str = "qid") -> np.ndarray:
@@ -29,13 +28,47 @@ def as_query_ids(qid: Any, rows: int, name: str = "qid") -> np.ndarray:
         ids = ids[:, 0]
     if ids.shape != (rows,):
         raise ValueError(f"{name} has shape {ids.shape}; expected the query id of each of the {rows} rows of X")
-    if ids.dtype == object and len({isinstance(value, str) for value in ids}) == 1:
-        ids = np.array(ids.tolist())
     if ids.dtype.kind == "f" and ((np.abs(ids) <= 2**53) & (ids == np.rint(ids))).all():  # beyond, floats skip integers
         ids = ids.astype(np.int64)
-    if ids.dtype.kind not in "iubU":
+    if ids.dtype.kind not in "iubUO":
         raise ValueError(f"{name} holds {ids.dtype} values that are no ids; expected an integer or a text in every row")
-    return ids if ids.dtype.kind == "U" else ids.astype(np.int64)
+    return as_ids(name, ids.astype(np.int64) if ids.dtype.kind == "b" else ids)
+
+
+def group_rows(ids: np.ndarray) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
+    """Bring rows of equal id together: (order [N] or None, offsets [Q + 1], query_ids [Q]).
+
+    Queries stand in order of first appearance, rows of a query in their own order; None says that the rows
+    already lie so.
+
+    >>> order, offsets, query_ids = group_rows(np.array([5, 3, 5]))
+    >>> order.tolist(), offsets.tolist(), query_ids.tolist()
+    ([0, 2, 1], [0, 2, 3], [5, 3])
+    """
+    starts = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
+    runs = np.diff(np.append(starts, len(ids)))
+    _, first, which = np.unique(ids[starts], return_index=True, return_inverse=True)
+    if len(first) == len(starts):
+        return None, np.append(starts, len(ids)), ids[starts]
+    place = np.empty(len(first), np.int64)
+    place[np.argsort(first)] = np.arange(len(first))
+    query_of_run = place[which.reshape(-1)]
+    by_query = np.argsort(query_of_run, kind="stable")
+    ends = np.cumsum(runs[by_query])
+    order = np.arange(len(ids)) + np.repeat(starts[by_query] - (ends - runs[by_query]), runs[by_query])
+    lengths = np.bincount(query_of_run, weights=runs).astype(np.int64)
+    return order, np.concatenate([[0], np.cumsum(lengths)]), ids[np.sort(starts[first])]
+
+
+def first_return(ids: np.ndarray) -> int:
+    """The first row whose id has been seen before the row above it, where `group_rows` has rows to move.
+
+    >>> first_return(np.array([5, 5, 3, 5, 3]))
+    3
+    """
+    starts = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
+    _, first = np.unique(ids[starts], return_index=True)
+    return int(np.delete(starts, first)[0])
 
 
 def group_arrays(features: np.ndarray, labels: np.ndarray, ids: np.ndarray, weights: Any = None) -> RankingDataset:
@@ -69,12 +102,17 @@ def _query_weights(given: Any, order: np.ndarray | None, offsets: np.ndarray, qu
     if not (np.isfinite(weights) & (weights >= 0)).all():
         raise ValueError("sample_weight holds a negative or non-finite value; expected finite weights, 0 or above")
     if len(weights) == rows:
-        by_row = weights if order is None else weights[order]
-        weights = by_row[offsets[:-1]]
-        differs = by_row != np.repeat(weights, np.diff(offsets))
-        if differs.any():
-            query = query_ids[np.searchsorted(offsets, np.argmax(differs), side="right") - 1]
-            raise ValueError(f"sample_weight differs within query {query}; expected one weight per query")
+        weights = one_per_query("sample_weight", weights if order is None else weights[order], offsets, query_ids)
     if not weights.any():
         raise ValueError("sample_weight is zero for every query; expected a weight above 0 for at least one sample")
     return weights
+
+
+def one_per_query(name: str, by_row: np.ndarray, offsets: np.ndarray, query_ids: np.ndarray) -> np.ndarray:
+    """The value [Q] that all rows of a query share, of values [N] whose queries lie together."""
+    values = by_row[offsets[:-1]]
+    differs = by_row != np.repeat(values, np.diff(offsets))
+    if differs.any():
+        query = query_ids[np.searchsorted(offsets, np.argmax(differs), side="right") - 1]
+        raise ValueError(f"{name} differs within query {query}; expected one weight per query")
+    return values

@@ -17,7 +17,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from rankgrad.data.dataset import RankingDataset, mix, random_keys
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.randomness import mix, random_keys
+from rankgrad.data.values import as_whole
 
 POOL = 32  # batches whose queries are sorted by length among each other: more pads less, fewer mixes better
 ORDER, STEPS, DRAW = range(3)  # what a random key is for
@@ -131,19 +133,19 @@ def batches(
     >>> batch.mask.tolist(), batch.queries.tolist()
     ([[True, True, True], [True, True, False]], [0, 1])
     """
-    for name, value in {
-        "batch_size": batch_size,
-        "list_size": list_size,
-        "max_documents": max_documents,
-    }.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; expected at least 1")
+    batch_size = as_whole("batch_size", batch_size, least=1)
+    list_size = None if list_size is None else as_whole("list_size", list_size, least=1)
+    max_documents = None if max_documents is None else as_whole("max_documents", max_documents, least=1)
+    seed, epoch, start = as_whole("seed", seed), as_whole("epoch", epoch), as_whole("start", start)
+    rank, world = as_whole("rank", rank), as_whole("world", world)
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} of world {world}; expected 0 <= rank < world")
     if pad not in ("longest", "fixed"):
         raise ValueError(f"pad is {pad!r}; expected 'longest' or 'fixed'")
     if pad == "fixed" and list_size is None:
         raise ValueError("pad='fixed' needs a length; expected list_size to be a number; give list_size")
+    if pad == "fixed" and list_size is not None and max_documents is not None:  # every list is as long as the padding
+        batch_size, max_documents = min(batch_size, max(1, max_documents // list_size)), None
     lengths = dataset.lengths if list_size is None else np.minimum(dataset.lengths, list_size)
     if shuffle:
         plan = shuffled_plan(dataset.query_ids, lengths, batch_size, max_documents, seed=seed, epoch=epoch)

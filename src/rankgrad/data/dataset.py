@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankgrad.data.randomness import random_keys
 from rankgrad.data.storage import read_folder, write_folder
+from rankgrad.data.values import INT64, as_whole
 
 if TYPE_CHECKING:
     import torch
 
 ARRAYS = ("features", "labels", "offsets", "query_ids", "weights", "rows")
-Integers = TypeVar("Integers", np.ndarray, "torch.Tensor")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,7 +56,7 @@ class RankingDataset:
         features = _as_float32("features", self.features, ndim=2)
         labels = _as_float32("labels", self.labels, ndim=1)
         offsets = _as_int64("offsets", self.offsets)
-        query_ids = _as_query_ids(self.query_ids)
+        query_ids = as_ids("query_ids", self.query_ids)
         documents, width = features.shape
         if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != documents or (np.diff(offsets) <= 0).any():
             raise ValueError(
@@ -81,6 +82,7 @@ class RankingDataset:
         if self.rows is not None:
             rows = _as_int64("rows", self.rows)
             _expect_length("rows", rows, documents, "document")
+            _expect_distinct_rows(rows)
         checked = (features, labels, offsets, query_ids, weights, rows)
         for name, value in (*zip(ARRAYS, checked), ("feature_names", names)):
             object.__setattr__(self, name, value)  # the dataclass is frozen for everyone else
@@ -126,7 +128,8 @@ class RankingDataset:
     def select(self, queries: Any) -> RankingDataset:
         """The given queries in the given order: positions (0-based), a slice, or a boolean mask [Q].
 
-        Neighbouring queries in their own order are a view; anything else is a copy.
+        Neighbouring queries in their own order are a view; anything else is a copy. A query may be chosen more than
+        once (a bootstrap, say); the result then remembers no rows of the source.
 
         >>> data = RankingDataset([[1.0], [2.0], [3.0]], [0, 2, 1], offsets=[0, 2, 3], query_ids=[7, 9])
         >>> data.select([1]).features.tolist()
@@ -147,7 +150,9 @@ class RankingDataset:
             documents = slice(self.offsets[chosen[0]], self.offsets[chosen[-1] + 1])
         else:
             documents = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], lengths)
-        rows = np.arange(len(self.labels)) if self.rows is None else self.rows
+        rows = None
+        if len(np.unique(chosen)) == len(chosen):
+            rows = (np.arange(len(self.labels)) if self.rows is None else self.rows)[documents]
         return RankingDataset(
             self.features[documents],
             self.labels[documents],
@@ -155,7 +160,7 @@ class RankingDataset:
             self.query_ids[chosen],
             self.feature_names,
             None if self.weights is None else self.weights[chosen],
-            rows[documents],
+            rows,
             {**self.provenance, "selected": f"{len(chosen)} of {len(self)} queries"},
         )
 
@@ -181,11 +186,11 @@ class RankingDataset:
         cuts = np.rint(np.cumsum(sizes) * (len(self) / total)).astype(np.int64)
         if (np.diff(cuts, prepend=0) == 0).any():
             raise ValueError(f"the parts {list(parts)} of {len(self)} queries leave a part empty; use fewer parts")
-        order = np.argsort(random_keys(self.query_ids, seed), kind="stable")
+        order = np.argsort(random_keys(self.query_ids, as_whole("seed", seed)), kind="stable")
         return [self.select(np.sort(part)) for part in np.split(order, cuts[:-1])]
 
     @staticmethod
-    def concatenate(datasets: Sequence[RankingDataset]) -> RankingDataset:
+    def concatenate(datasets: Iterable[RankingDataset]) -> RankingDataset:
         """The queries of several datasets one after the other.
 
         Feature counts and names must agree; weights must be in all or in none. Lists are never merged: where
@@ -195,6 +200,7 @@ class RankingDataset:
         >>> RankingDataset.concatenate([one, one]).query_ids.tolist()
         [7, 7]
         """
+        datasets = list(datasets)
         if not datasets:
             raise ValueError("nothing to concatenate; expected at least one dataset")
         first = datasets[0]
@@ -286,62 +292,6 @@ class RankingDataset:
             raise ValueError(f"{folder} does not hold a sound dataset: {error}; save it again") from error
 
 
-def group_rows(ids: np.ndarray) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """Bring rows of equal id together: (order [N] or None, offsets [Q + 1], query_ids [Q]).
-
-    Queries stand in order of first appearance, rows of a query in their own order; None says that the rows
-    already lie so.
-
-    >>> order, offsets, query_ids = group_rows(np.array([5, 3, 5]))
-    >>> order.tolist(), offsets.tolist(), query_ids.tolist()
-    ([0, 2, 1], [0, 2, 3], [5, 3])
-    """
-    starts = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
-    runs = np.diff(np.append(starts, len(ids)))
-    _, first, which = np.unique(ids[starts], return_index=True, return_inverse=True)
-    if len(first) == len(starts):
-        return None, np.append(starts, len(ids)), ids[starts]
-    place = np.empty(len(first), np.int64)
-    place[np.argsort(first)] = np.arange(len(first))
-    query_of_run = place[which.reshape(-1)]
-    by_query = np.argsort(query_of_run, kind="stable")
-    ends = np.cumsum(runs[by_query])
-    order = np.arange(len(ids)) + np.repeat(starts[by_query] - (ends - runs[by_query]), runs[by_query])
-    lengths = np.bincount(query_of_run, weights=runs).astype(np.int64)
-    return order, np.concatenate([[0], np.cumsum(lengths)]), ids[np.sort(starts[first])]
-
-
-def mix(values: Integers) -> Integers:
-    """Scramble int64 numbers, array or tensor: the finaliser of splitmix64, a bijection.
-
-    Shuffles and subsamples sort by such keys: they depend on what is drawn, not on what was drawn before, and
-    are the same on every device.
-
-    >>> mix(np.array([0, 1, 2])).tolist()
-    [0, 6238072747940578789, -2606959012126976886]
-    """
-    values = (values ^ (values >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47  # the masks make the shifts logical
-    values = (values ^ (values >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
-    return values ^ (values >> 31 & (1 << 33) - 1)
-
-
-def random_keys(ids: np.ndarray, *numbers: int) -> np.ndarray:
-    """Pseudo-random int64 keys [Q], each a function of its query id (integer or text) and the numbers alone.
-
-    >>> int(random_keys(np.array([3, 4]), 0)[1]) == int(random_keys(np.array([4, 5]), 0)[0])
-    True
-    """
-    keys = np.zeros(len(ids), np.int64)
-    for number in numbers:
-        keys = mix(keys + 1) ^ np.int64((number + 2**63) % 2**64 - 2**63)
-    if ids.dtype.kind != "U":
-        return mix(mix(keys + 1) ^ mix(ids))
-    letters = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), -1).astype(np.int64)
-    for letter in letters.T:
-        keys = np.where(letter, mix(keys + 1) ^ letter, keys)  # 0 is the filling of shorter texts
-    return mix(keys)
-
-
 @dataclass(frozen=True)
 class Description:
     """What `describe` counts; `labels` maps label to documents, `lengths` a statistic's name to its value."""
@@ -389,16 +339,38 @@ def _as_int64(name: str, values: Any) -> np.ndarray:
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def _as_query_ids(values: Any) -> np.ndarray:
+def as_ids(name: str, values: Any) -> np.ndarray:
+    """Ids of queries as int64, or as an array of texts.
+
+    >>> as_ids("qid", [3, 7]).dtype.name, as_ids("qid", np.array(["a", "b"], object)).tolist()
+    ('int64', ['a', 'b'])
+    """
     array = np.asarray(values)
-    if array.dtype == object and all(isinstance(v, str) for v in array):
-        array = array.astype(np.str_)
-    return array if array.dtype.kind == "U" and array.ndim == 1 else _as_int64("query_ids", array)
+    if array.dtype == object and array.size:
+        if all(isinstance(value, str) for value in array.flat):
+            if any("\0" in value for value in array.flat):
+                raise ValueError(f"{name} holds a text with a NUL character; expected printable ids; remove it")
+            array = array.astype(np.str_)
+        elif all(isinstance(value, int | np.integer) and int(value) in INT64 for value in array.flat):
+            array = array.astype(np.int64)
+    return array if array.dtype.kind == "U" and array.ndim == 1 else _as_int64(name, array)
 
 
 def _expect_length(name: str, array: np.ndarray, length: int, unit: str) -> None:
     if array.shape[:1] != (length,):
         raise ValueError(f"{name} has shape {array.shape}; expected one entry for each {unit}, {length} in all")
+
+
+def _expect_distinct_rows(rows: np.ndarray) -> None:
+    """Rows of a source are usually rising, which is seen at once; only others are counted."""
+    if rows.size and rows.min() < 0:
+        raise ValueError(f"rows[{int(np.argmin(rows))}] is {rows.min()}; expected positions in the source, 0 or above")
+    if (np.diff(rows) > 0).all():
+        return
+    few = rows.max() < 8 * len(rows)
+    counts = np.bincount(rows) if few else np.unique(rows, return_counts=True)[1]
+    if counts.max() > 1:
+        raise ValueError("rows names a row of the source twice; expected a different one for each document")
 
 
 def _expect_amounts(name: str, array: np.ndarray) -> None:

@@ -11,7 +11,8 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +30,50 @@ def write_folder(
 ) -> Path:
     """Write arrays and JSON-able facts into a new folder, atomically.
 
-    An existing folder is refused unless it is empty, or holds a saved dataset and `overwrite` is given.
+    An existing folder is refused unless it is empty, or holds a saved dataset, nothing else, and `overwrite` is given.
     """
-    occupied = target.exists() and (not target.is_dir() or any(target.iterdir()))
-    if occupied and not overwrite:
-        raise ValueError(f"{target} exists; expected a new or empty folder; choose another or pass overwrite=True")
-    if occupied and not (target / MANIFEST).is_file():
-        raise ValueError(f"{target} exists without {MANIFEST}; only a saved dataset is overwritten; remove it")
-    target = target.absolute()  # a folder such as "." has no name of its own
+    target = target.resolve()  # a link stays and its folder is replaced; "." has no name of its own
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not overwrite:
+            raise ValueError(f"{target} exists; expected a new or empty folder; choose another or pass overwrite=True")
+        if not is_saved(target):
+            raise ValueError(
+                f"{target} holds other things than a saved dataset; only a saved dataset is overwritten; "
+                "choose another folder or remove it yourself"
+            )
+    with replacing(target) as building:
+        entries = {name: _write_array(building / f"{name}.npy", array) for name, array in arrays.items()}
+        _write_manifest(building / MANIFEST, {"format": FORMAT, "version": VERSION, **facts, "arrays": entries})
+    return target
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder is a saved dataset, of any version and perhaps damaged, and holds nothing else."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if manifest["format"] != FORMAT:
+            return False
+        own = {MANIFEST, *(f"{name}.npy" for name in manifest["arrays"])}
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+    return all(path.name in own and path.is_file() for path in folder.iterdir())
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A new folder to fill, beside the target; it takes the target's place at the end, or goes if something fails."""
     target.parent.mkdir(parents=True, exist_ok=True)
     building = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
     building.mkdir()  # beside the target: renaming is atomic within a file system only
     try:
-        entries = {name: _write_array(building / f"{name}.npy", array) for name, array in arrays.items()}
-        manifest = {"format": FORMAT, "version": VERSION, **facts, "arrays": entries}
-        _write_manifest(building / MANIFEST, manifest)
-        if occupied:
+        yield building
+        if target.exists():
             _swap(building, target)
         else:
             building.rename(target)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    return target
 
 
 def read_folder(source: Path, *, verify: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -59,7 +81,7 @@ def read_folder(source: Path, *, verify: bool = False) -> tuple[dict[str, np.nda
 
     `verify` compares every byte; without it `features` above 16 MiB are compared in 64 blocks of 4 KiB.
     """
-    manifest = _read_manifest(source / MANIFEST)
+    manifest = read_manifest(source)
     for name, entry in manifest["arrays"].items():
         path = source / f"{name}.npy"
         if not path.is_file():
@@ -115,7 +137,9 @@ def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a saved dataset says about itself: format, version and checksum verified, arrays not looked at."""
+    path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):

@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rankgrad.data.dataset import RankingDataset, group_rows
+from rankgrad.data.arrays import group_rows
+from rankgrad.data.dataset import RankingDataset
 
 ROWS = 1 << 14  # rows turned into features at a time: a block of all columns stays in the cache
 LARGEST = np.finfo(np.float32).max
