@@ -1,11 +1,13 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.run import Run
 
 COMMAND = [sys.executable, "-m", "rankgrad"]
+COMMANDS = ["demo", "train", "evaluate", "rank", "compare", "prepare", "info"]
 ESCAPE = re.compile(r"\x1b")
 
 
@@ -331,6 +334,22 @@ def test_compare_refuses_runs_judged_on_other_queries(run, data, trained, tmp_pa
     assert "on 5 vali queries, which are not the same" in err
 
 
+def test_the_commands_of_the_documentation_work(run, data, tmp_path, monkeypatch):
+    text = (Path(__file__).parent.parent / "docs" / "command-line.md").read_text()
+    commands = re.findall(r"^rankgrad (.*)$", text, re.M)
+    assert {command.split()[0] for command in commands} == set(COMMANDS)
+    shutil.copytree(data / "letor", tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        if command == "demo":  # a minute; it has a test of its own
+            continue
+        code, _, err = run(*command.split())
+        if command == "train --resume runs/first":  # as it was not interrupted
+            assert "is finished; there is nothing to resume" in err
+        else:
+            assert code == 0, f"{command}: {err}"
+
+
 # --- info, demo, help -------------------------------------------------------------------------------------------------
 
 
@@ -375,7 +394,7 @@ def test_demo_trains_the_rivals_and_says_where_they_are(run, monkeypatch, tmp_pa
     assert "exists already" in err
 
 
-@pytest.mark.parametrize("command", ["", "demo", "train", "evaluate", "rank", "compare", "prepare", "info"])
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_has_an_example_and_fits_a_narrow_terminal(run, command):
     code, out, err = run(*command.split(), "--help")
     assert (code, err) == (0, "")

@@ -302,7 +302,7 @@ def main() -> None:
         code = 1
     except OSError as error:
         _end(2, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
-    except (ValueError, ImportError) as error:
+    except ValueError as error:
         _end(2, str(error))
     except Exception as error:
         _end(*_explain(error))
@@ -312,7 +312,7 @@ def main() -> None:
 
 
 def _explain(error: Exception) -> tuple[int, str]:
-    """The exit code and the sentence of an error that only training knows; what is a defect goes on as it is."""
+    """The exit code and the sentence of what is no ValueError and no defect; a defect goes on as it is."""
     kind = type(error).__name__  # by name: importing torch to ask would take a second
     if kind == "SilentError":
         return 2, ""
@@ -320,6 +320,8 @@ def _explain(error: Exception) -> tuple[int, str]:
         return 130, str(error) if _process() == 0 or error.__cause__ else ""
     if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error):
         return 2, "there is not enough memory; lower --batch-size or --list-size, or choose a smaller model"
+    if isinstance(error, ImportError) and "pip install" in str(error):
+        return 2, str(error)
     raise error
 
 
