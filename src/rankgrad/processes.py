@@ -36,6 +36,9 @@ def joined() -> Iterator[tuple[int, int]]:
         yield dist.get_rank(), dist.get_world_size()
     except BaseException as error:
         _forget_frames(error)
+        if isinstance(error, InterruptedRunError):
+            with contextlib.suppress(ValueError):  # not the main thread
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all when it has lost one: we leave
         raise
     finally:
         gc.collect()  # a gloo group that is destroyed before its DistributedDataParallel aborts now and then
@@ -99,7 +102,8 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == self.take:
+                signal.signal(number, handler)
 
 
 def _launched() -> bool:
