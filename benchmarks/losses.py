@@ -119,7 +119,7 @@ def main():
             abs(slow["value"] - fast["value"]) > 1e-5 or not error < 2e-2
         ):  # the textbook's own float32 error is 3e-4..4e-3
             sys.exit(f"{case}: the two disagree (values {slow['value']}, {fast['value']}; gradients by {error:.1e})")
-        print(f"\n{case}  (gradients agree to {error:.0e})")
+        print(f"{header}\n{case}  (gradients agree to {error:.0e})")
         for name, result in results.items():
             print(f"  {name:10} {1e3 * result['seconds']:9.1f} ms   {result['mebibytes']:8.1f} MiB")
         faster, leaner = slow["seconds"] / fast["seconds"], slow["mebibytes"] / max(fast["mebibytes"], 1e-3)

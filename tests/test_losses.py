@@ -421,6 +421,60 @@ def test_stochastic_form_on_hard_inputs(name, options):
     finite_and_attached(name, torch.zeros(3, 0), torch.zeros(3, 0), noise=torch.zeros(2, 3, 0), **options)
 
 
+@every_loss
+def test_autocast_does_not_reach_into_the_loss(name):
+    case = Case(name, dtype=torch.float32)
+    options = {"k": 3} if takes(name, "k") else {}
+    value, grad = value_and_grad(lambda s: case(s, **options), case.scores)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast, cast_grad = value_and_grad(lambda s: case(s, **options), case.scores)
+    assert cast.dtype == torch.float32
+    close(cast, value, rtol=1e-6)
+    close(cast_grad, grad, rtol=1e-5, atol=1e-7)
+
+
+@every_loss
+def test_labels_and_masks_made_in_inference_mode(name):
+    case = Case(name)
+    expected, _ = value_and_grad(lambda s: case(s), case.scores)
+    with torch.inference_mode():
+        case.labels, case.mask = case.labels.clone(), case.mask.clone()
+    value, _ = value_and_grad(lambda s: case(s), case.scores)
+    assert torch.equal(value, expected)
+
+
+@pytest.mark.parametrize("name", NEURAL)
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float16])
+def test_a_narrow_default_dtype_changes_nothing(name, default):
+    scores, labels = shaped(name, 1, 700, dtype=torch.float64), torch.randint(0, 5, (1, 700))
+    expected, grad = value_and_grad(LOSSES[name], scores, labels, tau=100.0)
+    torch.set_default_dtype(default)
+    try:
+        value, narrow_grad = value_and_grad(LOSSES[name], scores, labels, tau=100.0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(value, expected) and torch.equal(narrow_grad, grad)
+
+
+@pytest.mark.parametrize("name", NEURAL)
+def test_second_derivatives_are_refused_not_zero(name):
+    case = Case(name)
+    scores = case.scores.requires_grad_()
+    (grad,) = torch.autograd.grad(case(scores), scores, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        torch.autograd.grad(grad.square().sum(), scores)
+
+
+@pytest.mark.parametrize("name", NEURAL)
+def test_backward_frees_what_the_rounds_left(name):
+    case = Case(name)
+    value = case(case.scores.requires_grad_())
+    value.backward()
+    node = value
+    with pytest.raises(RuntimeError, match="second time"):
+        node.backward()
+
+
 # --- randomness -------------------------------------------------------------------------------------------------------
 
 
@@ -517,12 +571,12 @@ def test_scores_without_a_document_dimension_are_refused(name):
 
 PARAMETERS = {
     "k": [0, -1, 1.5, "10", True],
-    "tau": [0, -1.0, math.nan, math.inf, "1", None],
+    "tau": [0, -1.0, math.nan, math.inf, "1", None, 10**400, torch.tensor(1.0, requires_grad=True)],
     "alpha": [0, math.nan],
     "sigma": [0, -1],
     "levels": [0, math.inf],
     "threshold": [0, -1, math.nan],
-    "max_label": [0, -1],
+    "max_label": [0, -1, 2000],
     "mu": [-1, math.nan],
     "beta": [-0.1, math.nan],
     "samples": [0, -3, 2.5],
@@ -535,7 +589,9 @@ PARAMETERS = {
     "perturb": ["gumbel"],
     "reduction": ["avg", None],
     "sort": ["neural_sort"],
-    "check": ["yes"],
+    "check": ["yes", 1],
+    "log_scores": ["no", 1],
+    "generator": [42],
 }
 
 
@@ -544,8 +600,12 @@ PARAMETERS = {
     [(n, o, v) for o, values in PARAMETERS.items() for n in LOSSES if takes(n, o) for v in values],
 )
 def test_wrong_parameters_are_refused_by_name(name, option, value):
+    case = Case(name)
+    case.options = {}
+    needed = {"samples": 2} if option == "generator" and takes(name, "samples") else {}
+    needed |= {"ties": "random"} if option == "generator" and takes(name, "ties") else {}
     with pytest.raises(ValueError, match=f"^{option} must"):
-        Case(name)(**{option: value})
+        case(**{option: value}, **needed)
 
 
 @pytest.mark.parametrize("name", NEURAL)
@@ -558,6 +618,27 @@ def test_noise_of_another_shape_is_refused(name):
     ):
         with pytest.raises(ValueError, match="noise must have"):
             case(noise=noise, **options)
+
+
+def test_exact_soft_rank_counts_documents_not_padding():
+    mask = torch.zeros(2, 600, dtype=torch.bool)
+    mask[0, ::60], mask[1, 5:100:7] = True, True
+    scores, labels = shaped("soft_rank", 2, 600, dtype=torch.float64), torch.randint(0, 5, (2, 600))
+    values, grad = value_and_grad(LOSSES["soft_rank"], scores, labels, mask, method="exact", reduction="none")
+    for row in range(2):
+        alone, own = value_and_grad(
+            LOSSES["soft_rank"], scores[row, mask[row]], labels[row, mask[row]], method="exact", reduction="none"
+        )
+        close(values[row], alone)
+        close(grad[row, mask[row]], own)
+
+
+def test_exact_soft_rank_of_a_long_list_is_accurate():
+    draw = torch.Generator().manual_seed(0)
+    scores, labels = torch.randn(1, 100, generator=draw), torch.randint(0, 5, (1, 100), generator=draw)
+    _, grad = value_and_grad(LOSSES["soft_rank"], scores, labels, method="exact")
+    _, exact = value_and_grad(LOSSES["soft_rank"], scores.double(), labels, method="exact")
+    assert (grad - exact).norm() <= 1e-5 * exact.norm()
 
 
 def test_exact_soft_rank_refuses_long_lists():
@@ -596,6 +677,19 @@ def test_pairwise_losses_do_not_lose_the_gradient_of_a_wide_gap(name):
 def test_transposed_with_linear_gains_scores_a_perfect_ranking_as_one():
     labels = torch.tensor([[4.0, 3, 2, 1, 0]], dtype=torch.float64)
     close(LOSSES["neural_ndcg_transposed"](labels, labels, gain="linear", tau=1e-3), torch.tensor(-1.0).double())
+
+
+def test_negative_gains_are_loud():
+    scores, labels = torch.tensor([[0.1, 0.5, 0.3, 0.7]]), torch.tensor([[1, 0, 2, 0]])
+    for name in LOSSES:
+        if takes(name, "gain"):
+            assert LOSSES[name](scores, labels, gain=lambda y: y - 0.5).isnan()
+    assert rankgrad.ndcg(scores, labels, gain=lambda y: y - 0.5).isnan().all()
+
+
+def test_listmle_takes_noise_only_to_break_ties():
+    with pytest.raises(ValueError, match="noise must be None for ties='group'"):
+        LOSSES["listmle"](torch.zeros(3), torch.ones(3), noise=torch.zeros(3))
 
 
 def test_labels_beyond_every_gain_are_loud():

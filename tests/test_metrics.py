@@ -191,6 +191,13 @@ def test_cut_offs_are_checked(name, k):
         METRICS[name](torch.randn(3), torch.ones(3), k=k)
 
 
+@every_metric
+@pytest.mark.parametrize("empty", ["x", None, math.inf, True])
+def test_the_rule_for_empty_lists_is_checked(name, empty):
+    with pytest.raises(ValueError, match="^empty must be a finite number, or NaN"):
+        METRICS[name](torch.randn(3), torch.ones(3), empty=empty)
+
+
 def test_names():
     assert set(METRIC_REFERENCES) == set(METRICS)
     scores, labels, mask = lists()

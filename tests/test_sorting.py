@@ -8,7 +8,7 @@ import torch
 
 import references
 from rankgrad import ndcg, neural_ndcg, neural_ndcg_transposed, neural_sort, ot_sort, sinkhorn, soft_sort
-from rankgrad.relaxation import _chunks
+from rankgrad.relaxation import _exact_logits, _separable_logits, chunks
 from rankgrad.sorting import gumbel
 
 SORTS = [neural_sort, soft_sort, ot_sort]
@@ -120,9 +120,10 @@ def test_dtypes_come_back_as_they_were(sort, dtype):
 
 
 @every_sort
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4), (1,), (2, 1), (2, 3, 4)])
-def test_shapes(sort, shape):
-    scores = draws(*shape).requires_grad_()
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4), (2, 0, 4), (1,), (2, 1), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shapes(sort, shape, dtype):
+    scores = draws(*shape, dtype=dtype).requires_grad_()
     matrix = sort(scores)
     assert matrix.shape == (*shape, shape[-1])
     matrix.sum().backward()
@@ -169,6 +170,13 @@ def test_float32_matrices_are_accurate_over_the_whole_range(size, tau):
     scores = size * draws(30, dtype=torch.float32)
     expected = torch.tensor(references.neural_sort(scores.double().tolist(), tau), dtype=torch.float64)
     torch.testing.assert_close(neural_sort(scores, tau=tau).double(), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 30.0])
+def test_both_ways_of_making_the_logits_agree(size):
+    ordered = (size * draws(4, 200)).sort(dim=-1, descending=True).values
+    ordered[1, 50:80] = ordered[1, 50]  # ties
+    torch.testing.assert_close(_separable_logits(ordered), _exact_logits(ordered), rtol=1e-9, atol=1e-8 * size)
 
 
 # --- the cold limit of the loss, and the two forms --------------------------------------------------------------------
@@ -239,6 +247,11 @@ def test_sinkhorn_survives_entries_beyond_float32():
     assert sinkhorn(matrix, iters=200, tol=0).isfinite().all()
 
 
+def test_sinkhorn_refuses_negative_numbers():
+    with pytest.raises(ValueError, match="matrix must not hold negative numbers, got -1.0"):
+        sinkhorn(-torch.ones(2, 2))
+
+
 @pytest.mark.parametrize("bad", [torch.ones(3), torch.ones(2, 2, dtype=torch.int64), [[1.0]]])
 def test_sinkhorn_refusals(bad):
     with pytest.raises(ValueError, match="matrix must be a floating-point tensor of shape"):
@@ -256,6 +269,14 @@ def test_converged_neural_sort_is_the_transport_plan(n):
     scaled = sinkhorn(neural_sort(scores), iters=5000, tol=1e-13)
     assert (scaled - plan).abs().max() <= 1e-8
     assert (ot_sort(scores) - plan).abs().max() <= 1e-8
+
+
+def test_ot_sort_keeps_no_rounds():
+    scores = draws(2, 60).requires_grad_()
+    held = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t.numel()) or t, lambda t: t):
+        ot_sort(scores)
+    assert sum(held) < 20 * 2 * 60 * 60
 
 
 def test_ot_sort_warns_when_it_has_not_converged():
@@ -280,7 +301,7 @@ def test_gumbel_noise_is_gumbel_and_repeatable():
 def test_chunks_hold_every_list_once_and_fit_it():
     counts = torch.tensor([0, 700, 3, 1, 1200, 3, 0, 40])
     seen = []
-    for lists, width in _chunks(counts, 1300):
+    for lists, width in chunks(counts, 1300):
         assert int(counts[lists].max()) == width
         seen += lists.tolist()
     assert sorted(seen) == [i for i, n in enumerate(counts.tolist()) if n or i in seen]

@@ -53,9 +53,16 @@ def cutoff(value: Any) -> int | None:
     if value is None:
         return None
     try:
-        return whole("k", value, 1)
+        return min(whole("k", value, 1), 2**31)  # no list is longer; beyond 64 bits torch would stumble
     except ValueError:
         raise ValueError(f"k must be None (the whole list) or a whole number, 1 or above, got {value!r}") from None
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False, nothing that merely counts as one."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
 
 
 def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
@@ -67,9 +74,11 @@ def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
 
 
 def _number(name: str, value: Any, expected: str) -> float:
+    if getattr(value, "requires_grad", False):
+        raise ValueError(f"{name} must be {expected}, not a tensor to be learned: no gradient flows to it")
     try:
         number = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"{name} must be {expected}, got {value!r}")

@@ -4,7 +4,7 @@
     discount  d(j) = 1 / log2(j + 1) at rank j = 1, 2, ..., and 0 below the cut-off k
     max DCG   the DCG@k of the documents sorted by gain
 
-All in float64: these are vectors, and gains of labels up to 30 must stay exact. Imports nothing of rankgrad.
+A gain is never negative; a function that gives one makes the list NaN. All in float64: these are vectors, and gains of labels up to 30 must stay exact. Imports nothing of rankgrad.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,10 @@ def gains(labels: Tensor, mask: Tensor, gain: Gain) -> Tensor:
         if not isinstance(values, Tensor) or values.shape != labels.shape:
             came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(f"gain must return a tensor of the labels' shape {tuple(labels.shape)}, got {came}")
+        if values.dtype.is_complex:
+            raise ValueError(f"gain must return real numbers, got {values.dtype}")
         values = values.detach().double()
+        values = torch.where(values < 0, torch.nan, values)
     else:
         raise ValueError(f"gain must be 'exp2', 'linear' or a function of the labels, got {gain!r}")
     return torch.where(mask, values, values.new_zeros(()))
@@ -48,6 +51,29 @@ def ideal_dcg(gain_values: Tensor, k: int | None) -> Tensor:
     """The largest DCG@k any order of the documents reaches, [...] float64."""
     best = gain_values.sort(dim=-1, descending=True).values
     return (best * discounts(best.shape[-1], k, best.device)).sum(-1)
+
+
+def ranks(values: Tensor) -> Tensor:
+    """1, 2, ..., L along the last dimension of `values`, in their dtype."""
+    return torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
+
+
+def top(values: Tensor, k: int | None) -> Tensor:
+    """1 at ranks up to k, 0 below, in the dtype of `values`."""
+    return (ranks(values) <= (values.shape[-1] if k is None else k)).to(values.dtype)
+
+
+def cascade(stops: Tensor, k: int | None) -> Tensor:
+    """sum_{i <= k} (1 / i) stops_i prod_{m < i} (1 - stops_m): a reader who goes down the list until satisfied."""
+    reaches = torch.nn.functional.pad((1 - stops).cumprod(-1)[..., :-1], (1, 0), value=1.0)
+    return (stops * reaches / ranks(stops) * top(stops, k)).sum(-1)
+
+
+def stop_chances(labels: Tensor, mask: Tensor, max_label: float) -> Tensor:
+    """ERR's probabilities (2^y - 1) / 2^max_label, labels above `max_label` counted as `max_label`, [..., L] float64."""
+    if not max_label <= 1000:
+        raise ValueError(f"max_label must be at most 1000, the largest whose gain float64 holds, got {max_label!r}")
+    return gains(labels.clamp(max=max_label), mask, "exp2") / 2.0**max_label
 
 
 def normalised_gains(gain_values: Tensor, k: int | None) -> tuple[Tensor, Tensor]:

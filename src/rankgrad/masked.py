@@ -32,14 +32,14 @@ class Lists(NamedTuple):
 def prepare(scores: Tensor, labels: Tensor, mask: Tensor | None, check: bool | None, *, units: bool = False) -> Lists:
     """Validate what a caller gave, zero the padding, choose the computing dtype (float32 at least)."""
     _check_tensors(scores, labels, mask, units)
-    if check not in (None, True, False):
+    if not (check is None or isinstance(check, bool)):
         raise ValueError(f"check must be None, True or False, got {check!r}")
-    mask = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask
+    mask = torch.ones_like(labels, dtype=torch.bool) if mask is None else _recordable(mask)
     if labels.shape[-1] == 0:  # a column of padding spares everything below the case of no column at all
         scores = torch.nn.functional.pad(scores, (0, 0, 0, 1) if units else (0, 1))
         labels = torch.nn.functional.pad(labels, (0, 1))
         mask = torch.nn.functional.pad(mask, (0, 1))
-    labels = labels.detach().double()
+    labels = _recordable(labels.detach()).double()
     good_labels = labels.isfinite() & (labels >= 0)
     good_scores = scores.isfinite().all(-1) if units else scores.isfinite()
     if check or (check is None and scores.device.type == "cpu"):
@@ -94,6 +94,11 @@ def inverse(order: Tensor) -> Tensor:
     """The inverse of permutations along the last dimension."""
     positions = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, positions)
+
+
+def _recordable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of one made in inference mode, which autograd would refuse to save."""
+    return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 
 def _check_tensors(scores: Tensor, labels: Tensor, mask: Tensor | None, units: bool) -> None:

@@ -9,13 +9,14 @@ of the losses. Values are float32, or float64 for float64 scores.
 
 import difflib
 import functools
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from rankgrad.arguments import cutoff, positive
-from rankgrad.dcg import Gain, discounts, gains, ideal_dcg
+from rankgrad.dcg import Gain, cascade, discounts, gains, ideal_dcg, ranks, stop_chances, top
 from rankgrad.masked import Lists, order_by_score, poison, prepare
 
 
@@ -80,7 +81,7 @@ def average_precision(
     """
     k = cutoff(k)
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
-    value = (hits * hits.cumsum(-1) / _ranks(hits) * _top(hits, k)).sum(-1) / total.clamp(min=1)
+    value = (hits * hits.cumsum(-1) / ranks(hits) * top(hits, k)).sum(-1) / total.clamp(min=1)
     return _finish(value, lists, total > 0, empty)
 
 
@@ -101,7 +102,7 @@ def reciprocal_rank(
     """
     k = cutoff(k)
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
-    return _finish((hits / _ranks(hits) * _top(hits, k)).amax(-1), lists, total > 0, empty)
+    return _finish((hits / ranks(hits) * top(hits, k)).amax(-1), lists, total > 0, empty)
 
 
 def err(
@@ -123,10 +124,8 @@ def err(
     """
     k, max_label = cutoff(k), positive("max_label", max_label)
     lists = prepare(scores, labels, mask, check)
-    chance = gains(lists.labels.clamp(max=max_label), lists.mask, "exp2") / 2**max_label
-    stops = chance.gather(-1, order_by_score(lists.scores, lists.mask))
-    reaches = torch.nn.functional.pad((1 - stops).cumprod(-1)[..., :-1], (1, 0), value=1.0)
-    value = (stops * reaches / _ranks(stops) * _top(stops, k)).sum(-1)
+    chances = stop_chances(lists.labels, lists.mask, max_label)
+    value = cascade(chances.gather(-1, order_by_score(lists.scores, lists.mask)), k)
     return _finish(value, lists, (lists.labels > 0).any(-1), empty)
 
 
@@ -148,7 +147,7 @@ def precision(
     k = cutoff(k)
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
     depth = lists.counts.clamp(min=1) if k is None else k
-    return _finish((hits * _top(hits, k)).sum(-1) / depth, lists, total > 0, empty)
+    return _finish((hits * top(hits, k)).sum(-1) / depth, lists, total > 0, empty)
 
 
 def recall(
@@ -168,7 +167,7 @@ def recall(
     """
     k = cutoff(k)
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
-    return _finish((hits * _top(hits, k)).sum(-1) / total.clamp(min=1), lists, total > 0, empty)
+    return _finish((hits * top(hits, k)).sum(-1) / total.clamp(min=1), lists, total > 0, empty)
 
 
 def hit_rate(
@@ -188,7 +187,7 @@ def hit_rate(
     """
     k = cutoff(k)
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
-    return _finish((hits * _top(hits, k)).amax(-1), lists, total > 0, empty)
+    return _finish((hits * top(hits, k)).amax(-1), lists, total > 0, empty)
 
 
 METRICS: dict[str, Callable[..., Tensor]] = {
@@ -235,15 +234,13 @@ def _dcg(lists: Lists, gain_values: Tensor, k: int | None) -> Tensor:
     return (ranked * discounts(ranked.shape[-1], k, ranked.device)).sum(-1)
 
 
-def _ranks(values: Tensor) -> Tensor:
-    return torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
-
-
-def _top(values: Tensor, k: int | None) -> Tensor:
-    return (_ranks(values) <= (values.shape[-1] if k is None else k)).to(values.dtype)
-
-
 def _finish(value: Tensor, lists: Lists, has_relevant: Tensor, empty: float) -> Tensor:
     """The rule for empty lists, NaN for unsound ones, and the scores' dtype."""
-    value = torch.where(has_relevant, value, float(empty))
+    try:
+        fill = math.inf if isinstance(empty, (bool, str)) else float(empty)
+    except TypeError:
+        fill = math.inf
+    if math.isinf(fill):
+        raise ValueError(f"empty must be a finite number, or NaN to mark empty lists, got {empty!r}")
+    value = torch.where(has_relevant, value, fill)
     return poison(value, lists).to(lists.scores.dtype)

@@ -8,6 +8,8 @@ Two ideas carry this module (both for one list of n documents, scores sorted des
     T_ij = 2 (j - i) (s_i - s_j) - T_ji                              above it
 
 sums of non-negative float64 numbers, so softmax_j z is right in float32 for any scores and temperature, ties included.
+(On the CPU, where the spread of the scores is small enough for float64 to absorb the cancelling, one product of thin
+matrices gives the same numbers faster.)
 
 *Sinkhorn keeps vectors.* Every iterate is diag(u) A diag(v). A round is v = 1 / (A^T u), u = 1 / (A v); the forward pass
 saves (u, v) of each round, and the backward pass walks the rounds in reverse with two matrix-vector products each and
@@ -16,7 +18,8 @@ assembles the gradient of A from all rounds as one product of thin matrices.
 Lists come flat, [B, L], real documents first; `counts` [B] says how many are real.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -39,47 +42,64 @@ class Rounds(NamedTuple):
     active: Tensor  # [T, B] bool
 
 
+def _once(backward: Callable[[Any, Tensor], tuple[Tensor | None, ...]]) -> Any:
+    """A backward pass in full precision whose result refuses to be differentiated again, rather than being a constant."""
+
+    @functools.wraps(backward)
+    def guarded(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
+            first, *rest = backward(ctx, grad)
+        if torch.is_grad_enabled():  # create_graph=True
+            first = _DifferentiableOnce.apply(first, ctx.saved_tensors[0], grad)
+        return first, *rest
+
+    return guarded
+
+
+class _DifferentiableOnce(torch.autograd.Function):
+    """The identity, with an error for a derivative."""
+
+    @staticmethod
+    def forward(_ctx: Any, value: Tensor, *_: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError("relaxed sorts can be differentiated once: second derivatives are not implemented")
+
+
 class ScaledSort(torch.autograd.Function):
     """scale(P) x for sorted scores, or scale(P^T) x; P is rebuilt in the backward pass, never kept."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        scores: Tensor,
-        counts: Tensor,
-        values: Tensor,
-        tau: float,
-        iters: int,
-        tol: float,
-        transposed: bool,
+        ctx: Any, scores: Tensor, counts: Tensor, values: Tensor, tau: float, iters: int, tol: float, transposed: bool
     ) -> Tensor:
         """[B, L] scores (sorted), counts [B], values [B, L] -> [B, L]."""
         out = torch.zeros_like(values)
-        ctx.chunks = list(_chunks(counts, scores.shape[-1]))
-        ctx.rounds, ctx.tau, ctx.transposed = [], tau, transposed
+        ctx.chunks = list(chunks(counts, scores.shape[-1]))
+        ctx.tau, ctx.transposed = tau, transposed
+        kept: list[Tensor] = []
         for lists, width in ctx.chunks:
-            matrix = _neural_sort(scores[lists, :width], counts[lists], tau)
-            A, A_T = _both_ways(matrix, transposed)
-            rounds = _scale(A, A_T, iters, tol)
-            scaled = (rounds.columns[-1] if iters else 1.0) * values[lists, :width]
-            out[lists, :width] = rounds.rows[-1] * _times(scaled, A_T)
-            ctx.rounds.append(rounds)
-        ctx.save_for_backward(scores, counts, values)
+            with torch.autocast(scores.device.type, enabled=False):
+                matrix = _neural_sort(scores[lists, :width], counts[lists], tau)
+                A, A_T = _both_ways(matrix, transposed)
+                rounds = _scale(A, A_T, iters, tol, keep=ctx.needs_input_grad[0])
+                scaled = (rounds.columns[-1] if iters else 1.0) * values[lists, :width]
+                out[lists, :width] = rounds.rows[-1] * _times(scaled, A_T)
+            kept += rounds
+        ctx.save_for_backward(scores, counts, values, *(kept if ctx.needs_input_grad[0] else ()))
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """d/d scores; the values are constants."""
-        scores, counts, values = ctx.saved_tensors
+        scores, counts, values, *kept = ctx.saved_tensors
         out = torch.zeros_like(scores)
-        for (lists, width), rounds in zip(ctx.chunks, ctx.rounds):
-            ordered, count, x, g = (
-                scores[lists, :width],
-                counts[lists],
-                values[lists, :width],
-                grad[lists, :width],
-            )
+        for number, (lists, width) in enumerate(ctx.chunks):
+            rounds = Rounds(*kept[3 * number : 3 * number + 3])
+            ordered, count, x, g = scores[lists, :width], counts[lists], values[lists, :width], grad[lists, :width]
             matrix = _neural_sort(ordered, count, ctx.tau)
             A, A_T = _both_ways(matrix, ctx.transposed)
             u, v = rounds.rows[-1], rounds.columns[-1] if len(rounds.columns) else torch.ones_like(x)
@@ -102,16 +122,17 @@ class NeuralSortMatrix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, counts: Tensor, tau: float) -> Tensor:
         """[B, L] scores (sorted), counts [B] -> [B, L, L]."""
-        matrix = _neural_sort(scores, counts, tau)
-        ctx.save_for_backward(matrix, scores, counts)
+        with torch.autocast(scores.device.type, enabled=False):
+            matrix = _neural_sort(scores, counts, tau)
+        ctx.save_for_backward(scores, counts, matrix)
         ctx.tau = tau
         return matrix
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """d/d scores."""
-        matrix, scores, counts = ctx.saved_tensors
+        scores, counts, matrix = ctx.saved_tensors
         return _scores_grad(matrix, grad, scores, counts, ctx.tau), None, None
 
 
@@ -121,12 +142,13 @@ class ScaledMatrix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, iters: int, tol: float) -> Tensor:
         """Scale columns, then rows, `iters` times; each matrix of the batch stops by itself."""
-        rounds = _scale(matrix, matrix.mT.contiguous(), iters, tol)
+        with torch.autocast(matrix.device.type, enabled=False):
+            rounds = _scale(matrix, matrix.mT.contiguous(), iters, tol, keep=ctx.needs_input_grad[0])
         ctx.save_for_backward(matrix, *rounds)
         return rounds.rows[-1][:, :, None] * matrix * rounds.columns[-1][:, None, :]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """d/d matrix."""
         matrix, *saved = ctx.saved_tensors
@@ -137,7 +159,44 @@ class ScaledMatrix(torch.autograd.Function):
         return factor + torch.bmm(left.permute(1, 2, 0), right.transpose(0, 1)), None, None
 
 
-def _chunks(counts: Tensor, length: int) -> Iterator[tuple[Tensor | slice, int]]:
+class ConvergedMatrix(torch.autograd.Function):
+    """Sinkhorn scaling run to its limit, [B, R, R] -> [B, R, R]; the gradient is that of the limit.
+
+    The limit M = diag(u) A diag(v) does not depend on where the scaling began, so nothing of the rounds is kept: with
+    W = M * dM the adjoints x, y of the potentials solve x + M y = W 1 and y + M^T x = W^T 1, by as many rounds as M took at
+    most, and dA = diag(u) (dM - x 1^T - 1 y^T) diag(v).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, iters: int, tol: float) -> Tensor:
+        """Scale until every sum is within `tol` of one, `iters` rounds at most."""
+        with torch.autocast(matrix.device.type, enabled=False):
+            rounds = _scale(matrix, matrix.mT.contiguous(), iters, tol, keep=False)
+        u, v = rounds.rows[-1], rounds.columns[-1]
+        plan = u[:, :, None] * matrix * v[:, None, :]
+        ctx.save_for_backward(matrix, u, v, plan)
+        ctx.iters, ctx.tol = iters, tol
+        return plan
+
+    @staticmethod
+    @_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """d/d matrix."""
+        _, u, v, plan = ctx.saved_tensors
+        plan_T = plan.mT.contiguous()
+        weighted = plan * grad
+        rows, columns = weighted.sum(-1), weighted.sum(-2)
+        x, y = rows, torch.zeros_like(columns)
+        enough = ctx.tol * torch.maximum(rows.abs().amax(), columns.abs().amax())
+        for done in range(ctx.iters):
+            y = columns - _times(x, plan)
+            before, x = x, rows - _times(y, plan_T)
+            if done % 16 == 15 and bool((x - before).abs().amax() <= enough):  # the host is asked now and then
+                break
+        return u[:, :, None] * (grad - x[:, :, None] - y[:, None, :]) * v[:, None, :], None, None
+
+
+def chunks(counts: Tensor, length: int) -> Iterator[tuple[Tensor | slice, int]]:
     """Lists to work on together, and the width they need.
 
     On the CPU lists of similar length go together and are cut to their longest; elsewhere lengths are not known to the
@@ -186,13 +245,13 @@ def _exact_logits(s: Tensor) -> Tensor:
     steps = (ahead[:, :-1] + ahead[:, 1:]).tril_()  # (s_j - s_k) + (s_j - s_{k+1}), rows k >= j
     below = torch.zeros_like(ahead)  # T below the diagonal
     torch.cumsum(steps, -2, out=below[:, 1:])
-    apart = (position[:, None] - position).clamp_(max=0) * 2.0  # 2 (i - j) above the diagonal
+    apart = (2 * (position[:, None] - position)).clamp_(max=0).to(s.dtype)  # 2 (i - j) above the diagonal
     return ahead.mul_(apart).sub_(below.mT).add_(below).neg_()
 
 
 def _is_small(s: Tensor, dtype: torch.dtype) -> bool:
     """Whether rounding in `_separable_logits` stays far below float32's; asked of CPU tensors only, which answer at once."""
-    if s.device.type != "cpu" or dtype != torch.float32:
+    if s.device.type != "cpu" or dtype != torch.float32 or not len(s):
         return False
     return bool(((s[:, 0] - s[:, -1]).amax() * s.shape[-1]) < 1e6)  # times 2^-52: logits right to 1e-9
 
@@ -242,10 +301,15 @@ def _times(vector: Tensor, matrix: Tensor) -> Tensor:
     return torch.bmm(vector[:, None, :], matrix)[:, 0]
 
 
-def _scale(A: Tensor, A_T: Tensor, iters: int, tol: float) -> Rounds:
-    """Sinkhorn's scaling vectors; a list whose sums are all within `tol` of one after a full round is left as it is."""
+def _scale(A: Tensor, A_T: Tensor, iters: int, tol: float, *, keep: bool) -> Rounds:
+    """Sinkhorn's scaling vectors; a list whose sums are all within `tol` of one after a full round is left as it is.
+
+    Without `keep` only the last round's vectors come back: all that a value needs.
+    """
     u = A.new_ones(A.shape[:2])
-    rows, columns, active = [u], [], []
+    rows: list[Tensor] = [u]
+    columns: list[Tensor] = []
+    active: list[Tensor] = []
     running = torch.ones(len(A), dtype=torch.bool, device=A.device)
     all_running = True  # known to the host on the CPU alone; elsewhere every list is asked, on the device
     empty_columns = _infinite_where_zero(_times(u, A))
@@ -268,6 +332,8 @@ def _scale(A: Tensor, A_T: Tensor, iters: int, tol: float) -> Rounds:
         v = new_v if all_running else torch.where(running[:, None], new_v, v)
         new_u = _times(v, A_T).add_(empty_rows).reciprocal_()
         u = new_u if all_running else torch.where(running[:, None], new_u, u)
+        if not keep:
+            rows, columns, active = [], [], []
         rows.append(u)
         columns.append(v)
         active.append(running)

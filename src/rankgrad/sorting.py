@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rankgrad.arguments import non_negative, positive, whole
 from rankgrad.masked import inverse, order_by_score, prepare
-from rankgrad.relaxation import NeuralSortMatrix, ScaledMatrix, ScaledSort
+from rankgrad.noise import gumbel as gumbel
+from rankgrad.relaxation import ConvergedMatrix, NeuralSortMatrix, ScaledMatrix, ScaledSort
 
 
 def neural_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -> Tensor:
@@ -73,12 +74,15 @@ def ot_sort(
     iters = whole("iters", iters, 1)
     tol = positive("tol", tol)
     clean, mask, sound = _clean(scores, mask)
-    plan = sinkhorn(neural_sort(clean.double(), mask, tau=tau), iters=iters, tol=tol)
-    real = plan.detach().amax(-2) > 0 if plan.shape[-1] else plan.new_zeros(plan.shape[:-1], dtype=torch.bool)
-    error = torch.where(real, (plan.detach().sum(-2) - 1).abs(), 0.0)
-    if error.numel() and bool((error > 2 * tol).any()):
+    kernel = neural_sort(clean.double(), mask, tau=tau)
+    if kernel.numel() == 0:
+        return _finish(kernel, sound, scores.dtype)
+    flat = kernel.reshape(-1, *kernel.shape[-2:])
+    plan = ConvergedMatrix.apply(flat, iters, tol).view(kernel.shape)
+    error = torch.where(mask, (plan.detach().sum(-2) - 1).abs(), 0.0).amax()
+    if bool(error > 2 * tol):
         warnings.warn(
-            f"ot_sort stopped after {iters} rounds with a column sum off by {float(error.max()):.1e}, tol is {tol:g}; "
+            f"ot_sort stopped after {iters} rounds with a column sum off by {float(error):.1e}, tol is {tol:g}; "
             "give more iters, a larger tau or a larger tol",
             stacklevel=2,
         )
@@ -101,6 +105,8 @@ def sinkhorn(matrix: Tensor, *, iters: int = 30, tol: float = 1e-6) -> Tensor:
         raise ValueError(f"matrix must be a floating-point tensor of shape [..., R, C], got {came}")
     if iters == 0 or matrix.numel() == 0:
         return matrix
+    if matrix.device.type == "cpu" and bool((matrix < 0).any()):
+        raise ValueError(f"matrix must not hold negative numbers, got {float(matrix.min())}")
     # float64: the scaling vectors of an arbitrary matrix may leave float32's range
     flat = matrix.double().reshape(-1, *matrix.shape[-2:])
     return ScaledMatrix.apply(flat, iters, tol).view(matrix.shape).to(matrix.dtype)
@@ -135,21 +141,6 @@ def sort_values(
         transposed,
     ).view(scores.shape)
     return out.gather(-1, inverse(order)) if transposed else out
-
-
-def gumbel(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard Gumbel noise, -log(-log U), of the dtype and device of `like`; see `random_source` for `generator`."""
-    draws = torch.empty(shape, dtype=like.dtype, device=like.device)
-    draws.exponential_(generator=random_source(generator, like.device))
-    return draws.clamp_(min=torch.finfo(like.dtype).tiny).log_().neg_()
-
-
-def random_source(generator: torch.Generator | None, device: torch.device) -> torch.Generator:
-    """The caller's generator, or a fresh one seeded by the operating system: the global state is never touched."""
-    if generator is None:
-        generator = torch.Generator(device)
-        generator.seed()
-    return generator
 
 
 def _clean(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,11 +21,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankgrad.arguments import cutoff, non_negative, one_of, positive, whole
-from rankgrad.dcg import Gain, discounts, gains, normalised_gains
+from rankgrad.arguments import cutoff, flag, non_negative, one_of, positive, whole
+from rankgrad.dcg import Gain, cascade, discounts, gains, normalised_gains, ranks, stop_chances, top
 from rankgrad.losses.teaching import has_relevant
 from rankgrad.masked import Lists, prepare, reduce
-from rankgrad.sorting import gumbel, neural_sort, sinkhorn, sort_values
+from rankgrad.noise import check_noise, gumbel, refuse_bad_noise
+from rankgrad.sorting import neural_sort, sinkhorn, sort_values
 
 Sort = Callable[..., Tensor]
 
@@ -63,7 +64,7 @@ def neural_ndcg(
     lists = prepare(scores, labels, mask, check)
     values, has_ideal = normalised_gains(gains(lists.labels, lists.mask, gain), k)
     by_rank = discounts(lists.scores.shape[-1], k, scores.device).to(lists.scores.dtype)
-    ndcg = (_by_rank(lists, values, relaxation, labels.shape) * by_rank).sum(-1)
+    ndcg = (_relaxed(lists, values, relaxation, labels.shape) * by_rank).sum(-1)
     return _loss(ndcg, lists, has_relevant(lists.labels, lists.mask) & has_ideal, relaxation, reduction)
 
 
@@ -142,10 +143,10 @@ def neural_map(
     ).checked()
     lists = prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
-    q = _by_rank(lists, relevant, relaxation, labels.shape)
-    precision = q.cumsum(-1) / _ranks(q)
+    q = _relaxed(lists, relevant, relaxation, labels.shape)
+    precision = q.cumsum(-1) / ranks(q)
     total = relevant.sum(-1).clamp(min=1)
-    average_precision = (q * precision * _top(q, k)).sum(-1) / total
+    average_precision = (q * precision * top(q, k)).sum(-1) / total
     return _loss(average_precision, lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
 
 
@@ -181,8 +182,8 @@ def neural_mrr(
     ).checked()
     lists = prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
-    stops = _by_rank(lists, relevant, relaxation, labels.shape)
-    return _loss(_cascade(stops, k), lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
+    stops = _relaxed(lists, relevant, relaxation, labels.shape)
+    return _loss(cascade(stops, k), lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
 
 
 def neural_err(
@@ -218,9 +219,8 @@ def neural_err(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
     ).checked()
     lists = prepare(scores, labels, mask, check)
-    chance = gains(lists.labels.clamp(max=max_label), lists.mask, "exp2") / 2**max_label
-    stops = _by_rank(lists, chance, relaxation, labels.shape)
-    return _loss(_cascade(stops, k), lists, has_relevant(lists.labels, lists.mask), relaxation, reduction)
+    stops = _relaxed(lists, stop_chances(lists.labels, lists.mask, max_label), relaxation, labels.shape)
+    return _loss(cascade(stops, k), lists, has_relevant(lists.labels, lists.mask), relaxation, reduction)
 
 
 def neural_precision(
@@ -257,9 +257,9 @@ def neural_precision(
     ).checked()
     lists = prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
-    q = _by_rank(lists, relevant, relaxation, labels.shape)
+    q = _relaxed(lists, relevant, relaxation, labels.shape)
     depth = lists.counts.clamp(min=1) if k is None else k
-    precision = (q * _top(q, k)).sum(-1) / depth
+    precision = (q * top(q, k)).sum(-1) / depth
     return _loss(precision, lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
 
 
@@ -286,25 +286,21 @@ class Relaxation(NamedTuple):
         """The same, or a ValueError that names the argument."""
         if not callable(self.sort):
             raise ValueError(f"sort must be a function such as rankgrad.sorting.neural_sort, got {self.sort!r}")
-        if self.noise is not None and not (isinstance(self.noise, Tensor) and self.noise.is_floating_point()):
-            raise ValueError(f"noise must be a floating-point tensor, got {type(self.noise).__name__}")
-        if self.samples is not None and self.noise is not None and self.noise.shape[:1] != (self.samples,):
-            raise ValueError(
-                f"noise must have {self.samples} samples as samples= says, got shape {tuple(self.noise.shape)}"
-            )
+        samples = None if self.samples is None else whole("samples", self.samples, 1)
+        if self.noise is not None:
+            check_noise(self.noise)
+            if self.noise.dim() == 0 or len(self.noise) == 0 or (samples is not None and len(self.noise) != samples):
+                wanted = "at least one sample" if samples is None else f"{samples} samples as samples= says"
+                raise ValueError(f"noise must have {wanted}, got shape {tuple(self.noise.shape)}")
         one_of("perturb", self.perturb, ("paper", "allrank"))
+        flag("log_scores", self.log_scores)
         return self._replace(
             tau=positive("tau", self.tau),
             iters=whole("sinkhorn_iters", self.iters, 0),
             tol=non_negative("sinkhorn_tol", self.tol),
-            samples=None if self.samples is None else whole("samples", self.samples, 1),
+            samples=samples,
             beta=non_negative("beta", self.beta),
         )
-
-
-def _by_rank(lists: Lists, values: Tensor, relaxation: Relaxation, shape: torch.Size) -> Tensor:
-    """Q = scale(P) values: the documents' values in relaxed order, [..., L] or [S, ..., L]."""
-    return _relaxed(lists, values.to(lists.scores.dtype), relaxation, shape)
 
 
 def _relaxed(
@@ -320,6 +316,9 @@ def _relaxed(
     if relaxation.sort is neural_sort:
         return sort_values(scores, values, mask, tau=tau, iters=iters, tol=tol, transposed=transposed)
     matrix = relaxation.sort(scores, mask, tau=tau)
+    if not isinstance(matrix, Tensor) or matrix.shape != (*scores.shape, scores.shape[-1]):
+        came = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
+        raise ValueError(f"sort must return a matrix [..., L, L] for scores {tuple(scores.shape)}, got {came}")
     scaled = sinkhorn(matrix.mT if transposed else matrix, iters=iters, tol=tol)
     return (scaled * values[..., None, :]).sum(-1)
 
@@ -331,13 +330,14 @@ def _perturbed(lists: Lists, relaxation: Relaxation, shape: torch.Size) -> Tenso
         assert relaxation.samples is not None
         noise = gumbel((relaxation.samples, *scores.shape), scores, relaxation.generator)
     else:
-        if relaxation.noise.shape[1:] != shape or relaxation.noise.dim() == 0:
+        if relaxation.noise.shape[1:] != shape:
             raise ValueError(
                 f"noise must have the shape [S, ...] with the scores' {tuple(shape)} after the samples, "
                 f"got {tuple(relaxation.noise.shape)}"
             )
-        noise = relaxation.noise.detach().to(scores)
+        noise = relaxation.noise.detach().to(scores.dtype)
         noise = noise if shape[-1] else noise.new_zeros(len(noise), *scores.shape)
+        refuse_bad_noise(noise, mask)
     noise = beta * torch.where(mask, noise, 0.0)
     if not relaxation.log_scores:
         return torch.where(mask, scores + noise, 0.0)
@@ -347,21 +347,6 @@ def _perturbed(lists: Lists, relaxation: Relaxation, shape: torch.Size) -> Tenso
     shifted = torch.where(at_lowest, 1e-10, scores - lowest + 1e-10)
     scale = beta if relaxation.perturb == "paper" else 1.0
     return torch.where(mask, scale * shifted.log() + noise, 0.0)
-
-
-def _cascade(stops: Tensor, k: int | None) -> Tensor:
-    """sum_{i <= k} (1 / i) stops_i prod_{m < i} (1 - stops_m): a reader who goes down the list until satisfied."""
-    reaches = torch.nn.functional.pad((1 - stops).cumprod(-1)[..., :-1], (1, 0), value=1.0)
-    return (stops * reaches / _ranks(stops) * _top(stops, k)).sum(-1)
-
-
-def _ranks(values: Tensor) -> Tensor:
-    return torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
-
-
-def _top(values: Tensor, k: int | None) -> Tensor:
-    """1 at ranks up to k, 0 below."""
-    return (_ranks(values) <= (values.shape[-1] if k is None else k)).to(values.dtype)
 
 
 def _loss(metric: Tensor, lists: Lists, teaches: Tensor, relaxation: Relaxation, reduction: str) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 from rankgrad.arguments import one_of
 from rankgrad.losses.teaching import has_relevant
 from rankgrad.masked import Lists, log_softmax, prepare, reduce
-from rankgrad.sorting import random_source
+from rankgrad.noise import check_noise, random_source, refuse_bad_noise
 
 
 def listnet(
@@ -88,6 +88,8 @@ def listmle(
     1.791759
     """
     one_of("ties", ties, ("group", "random"))
+    if noise is not None and ties == "group":
+        raise ValueError("noise must be None for ties='group', which breaks no ties; say ties='random'")
     lists = prepare(scores, labels, mask, check)
     keys = lists.labels.masked_fill(~lists.mask, torch.inf)  # padding last: the sums below never reach it
     if ties == "random":
@@ -117,8 +119,9 @@ def _uniform(lists: Lists, shape: torch.Size, generator: torch.Generator | None,
     if noise is None:
         source = random_source(generator, lists.labels.device)
         return torch.rand(lists.labels.shape, dtype=torch.float64, device=lists.labels.device, generator=source)
-    if not isinstance(noise, Tensor) or noise.shape != shape:
-        came = tuple(noise.shape) if isinstance(noise, Tensor) else type(noise).__name__
-        raise ValueError(f"noise must be a tensor of the scores' shape {tuple(shape)}, got {came}")
+    check_noise(noise)
+    if noise.shape != shape:
+        raise ValueError(f"noise must have the scores' shape {tuple(shape)}, got {tuple(noise.shape)}")
     padded = noise.detach().double() if shape[-1] else lists.labels.new_zeros(lists.labels.shape)
+    refuse_bad_noise(padded, lists.mask)
     return torch.where(lists.mask, padded, 0.0)

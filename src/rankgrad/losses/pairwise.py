@@ -140,7 +140,8 @@ def ndcg_loss2pp(
 def _sum_over_pairs(lists: Lists, weights: Tensor, reduction: str) -> Tensor:
     """Sum of w_ij softplus(s_j - s_i), weights [..., L, L] zero for pairs that do not count."""
     ahead = lists.scores[..., :, None] - lists.scores[..., None, :]  # s_i - s_j
-    values = -(weights * functional.logsigmoid(ahead)).sum((-1, -2))
+    largest = torch.finfo(ahead.dtype).max
+    values = -(weights * functional.logsigmoid(ahead.clamp(-largest, largest))).sum((-1, -2))
     return reduce(values, has_pair(lists.labels, lists.mask), lists, reduction)
 
 

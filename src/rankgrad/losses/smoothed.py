@@ -4,11 +4,11 @@ loss = -(1 / maxDCG@k) sum_j g(y_j) E[d(rank_j)]. A list teaches with two docume
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from rankgrad.arguments import cutoff, one_of, positive
 from rankgrad.dcg import Gain, discounts, gains, normalised_gains
@@ -66,6 +66,8 @@ def soft_rank(
     k, sigma = cutoff(k), positive("sigma", sigma)
     one_of("method", method, ("gaussian", "exact"))
     lists = prepare(scores, labels, mask, check)
+    if method == "exact":
+        lists = _without_padding(lists)
     length = lists.scores.shape[-1]
     if method == "exact" and length > EXACT_LIMIT:
         raise ValueError(
@@ -77,8 +79,18 @@ def soft_rank(
     if method == "gaussian":
         expected = _gaussian(beaten, by_rank, lists.counts)
     else:
-        expected = _rank_binomial(beaten, by_rank)
+        expected = _RankBinomial.apply(beaten, by_rank)
     return _loss(lists, expected, k, gain, reduction)
+
+
+def _without_padding(lists: Lists) -> Lists:
+    """Lists cut to the longest; a GPU's lengths are not known to the host, so there the width stays."""
+    if lists.mask.device.type != "cpu" or not len(lists.mask):
+        return lists
+    width = max(1, int(lists.counts.max()))
+    order = (~lists.mask).to(torch.int8).argsort(dim=-1, stable=True)[..., :width]
+    scores, labels, mask = (tensor.gather(-1, order) for tensor in lists[:3])
+    return Lists(scores, labels, mask, lists.sound)
 
 
 def _ahead(scores: Tensor) -> Tensor:
@@ -111,17 +123,47 @@ def _gaussian(beaten: Tensor, by_rank: Tensor, counts: Tensor) -> Tensor:
     return last[..., None] + (not_after * steps[..., None, :]).sum(-1)
 
 
-def _rank_binomial(beaten: Tensor, by_rank: Tensor) -> Tensor:
-    """E[d(rank)] by adding one rival at a time: p(rank = r) <- p(r) (1 - q_i) + p(r - 1) q_i."""
+class _RankBinomial(torch.autograd.Function):
+    """E[d(rank)] by adding one rival at a time: p(rank = r) <- p(r) (1 - q_i) + p(r - 1) q_i.
 
-    def add_rivals(distribution: Tensor, wins: Tensor) -> Tensor:
-        for rival in range(wins.shape[-1]):
-            win = wins[..., rival, None]
-            distribution = distribution * (1 - win) + functional.pad(distribution[..., :-1], (1, 0)) * win
-        return distribution
+    [..., j, i] probabilities that i beats j, d [r] -> [..., j]. The backward pass walks the rivals in reverse with the
+    value V(r) of having rank r so far: dE / dq_i = sum_r p_i(r) (V(r + 1) - V(r)), then V <- V (1 - q_i) + V(r + 1) q_i.
+    Kept is the distribution before every 32nd rival; those between are made again.
+    """
 
-    # Checkpoints keep n / 32 distributions instead of n for the backward pass.
-    distribution = functional.pad(torch.ones_like(beaten[..., :1]), (0, len(by_rank) - 1))  # [..., j, r]
-    for block in torch.split(beaten, _BLOCK, dim=-1):
-        distribution = checkpoint(add_rivals, distribution, block, use_reentrant=False, preserve_rng_state=False)
-    return (distribution * by_rank).sum(-1)
+    @staticmethod
+    def forward(ctx: Any, beaten: Tensor, by_rank: Tensor) -> Tensor:
+        distribution = functional.pad(torch.ones_like(beaten[..., :1]), (0, len(by_rank) - 1))  # [..., j, r]
+        kept = []
+        for block in torch.split(beaten, _BLOCK, dim=-1):
+            kept.append(distribution)
+            for win in block.unbind(-1):
+                distribution = _add_rival(distribution, win)
+        ctx.save_for_backward(beaten, by_rank, *kept)
+        return (distribution * by_rank).sum(-1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        beaten, by_rank, *kept = ctx.saved_tensors
+        value = by_rank.expand(*beaten.shape[:-1], -1)  # [..., j, r]
+        out = torch.empty_like(beaten)
+        for number in range(len(kept) - 1, -1, -1):
+            start = number * _BLOCK
+            wins = beaten[..., start : start + _BLOCK].unbind(-1)
+            distributions = [kept[number]]
+            for win in wins[:-1]:
+                distributions.append(_add_rival(distributions[-1], win))
+            for offset in range(len(wins) - 1, -1, -1):
+                step = functional.pad(
+                    value[..., 1:] - value[..., :-1], (0, 1)
+                )  # rank n + 1 does not exist: nobody goes there
+                out[..., start + offset] = (distributions[offset] * step).sum(-1) * grad
+                value = value + step * wins[offset][..., None]
+        return out, None
+
+
+def _add_rival(distribution: Tensor, win: Tensor) -> Tensor:
+    """The rank's distribution [..., j, r] after one more rival, who wins with probability `win` [..., j]."""
+    moved = distribution * win[..., None]
+    return distribution - moved + functional.pad(moved[..., :-1], (1, 0))
