@@ -71,7 +71,11 @@ def test_the_catalogue_holds_the_nine_and_its_sums_agree():
         ({f"OHSUMED/Fold1/{s}set.txt": text(45) for s in ("training", "validation", "test")}, "ohsumed"),
         ({f"yahoo/set1.{s}.txt": text(519) for s in ("train", "valid", "test")}, "yahoo"),
         (splits("here/{}.txt", 12), None),
-        ({f"here/{s}.svm.bz2": text(136) for s in ("train", "valid", "test")}, None),
+        ({f"here/{s}.svm.bz2": text(136) for s in ("train", "valid", "test")}, "web30k"),
+        ({f"here/{s}.TXT": text(136) for s in ("train", "vali", "test")}, "web30k"),
+        (splits("here/Fold1/{}.letor", 136), "web30k"),
+        (splits("here/Fold1/{}.dat.gz", 45), "ohsumed"),
+        ({"web10k/train.svm": text(136), "web10k/test.svm": text(136)}, "web10k"),
         ({f"here/{s}.letor": text(5) for s in ("train", "validation", "test")}, None),
         ({f"here/{s}.dat": text(5) for s in ("train", "vali", "test")}, None),
     ],
@@ -81,7 +85,7 @@ def test_layouts_are_recognised(files, expected, tmp_path):
     layout = recognise(folder)
     assert layout.dataset == expected
     assert [path for paths in layout.files.values() for path in paths] == [tmp_path / name for name in files]
-    assert set(layout.files) == set(CATALOGUE[expected].files if expected else SPLITS)
+    assert set(layout.files) == {next(s for s in SPLITS if s in Path(name).name) for name in files}
 
 
 def test_size_tells_web10k_where_the_name_does_not(tmp_path, monkeypatch):
@@ -95,6 +99,9 @@ def test_another_fold_is_found_by_number_or_by_the_folder_itself(tmp_path):
     write(tmp_path, splits("Fold1/{}.txt", 136) | splits("Fold3/{}.txt", 136))
     assert recognise(tmp_path, fold=3).files["train"] == (tmp_path / "Fold3" / "train.txt",)
     assert recognise(tmp_path / "Fold3").fold == 3
+    assert recognise(tmp_path / "Fold3", fold=3).fold == 3
+    with pytest.raises(ValueError, match=r"Fold3 is fold 3; fold 2 was asked for; give that fold's folder or the one"):
+        recognise(tmp_path / "Fold3", fold=2)
 
 
 @needs_mq2008
@@ -116,6 +123,7 @@ def test_mq2008_is_prepared_and_agrees_with_the_published_counts(tmp_path):
     assert sum(d.queries for d in summary.splits.values()) == 784
     assert sum(d.documents for d in summary.splits.values()) == 15_211
     assert "agrees with the published counts" in (tmp_path / "out" / "summary.txt").read_text()
+    assert summary.notes == ()
     train = RankingDataset.open(tmp_path / "out" / "train")
     assert train.describe() == summary.splits["train"]
     assert {"dataset": "mq2008", "fold": 2, "split": "train"}.items() <= train.provenance.items()
@@ -141,6 +149,39 @@ def test_differences_are_told_split_by_split(tmp_path):
     assert "test: 0 queries without a relevant document; published are 189" in summary.differences
     assert "all splits together: 3 documents in the longest list; published are 1,251" in summary.differences
     assert "train: a label 5; published labels end at 4" in summary.differences
+
+
+def test_another_width_and_missing_splits_are_differences(tmp_path):
+    write(tmp_path, splits("narrow/{}.txt", 46) | {"part/train.txt": text(136, queries=8)})
+    assert prepare(tmp_path / "narrow", dataset="web30k").differences[0] == "features: 46; published are 136"
+    found = prepare(tmp_path / "part").differences
+    assert found[:2] == ("vali: missing", "test: missing")
+    write(tmp_path, {f"yahoo/set1.{s}.txt": text(519) for s in ("train", "valid", "test")})
+    assert not any(found.startswith("features") for found in prepare(tmp_path / "yahoo").differences)
+
+
+def test_one_query_cannot_be_set_aside_from(tmp_path):
+    write(tmp_path, {"one/train.txt": text(3, queries=1), "two/train.txt": text(3, queries=2)})
+    with pytest.raises(ValueError, match="holds one query and there is no validation file; expected at least two"):
+        prepare(tmp_path / "one")
+    assert [d.queries for d in prepare(tmp_path / "two").splits.values()] == [1, 1]
+
+
+def test_what_was_prepared_stays_until_the_new_is_whole(tmp_path):
+    write(tmp_path, splits("{}.txt", 3))
+    prepare(tmp_path)
+    before = sorted(path.read_bytes() for path in (tmp_path / "prepared").rglob("*.*"))
+    files = sorted(path.name for path in tmp_path.iterdir())
+    (tmp_path / "test.txt").write_text(text(3) + "oops\n")
+    with pytest.raises(ValueError, match=r"test.txt:13:1"):
+        prepare(tmp_path, overwrite=True)
+    assert sorted(path.read_bytes() for path in (tmp_path / "prepared").rglob("*.*")) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    with pytest.raises(ValueError, match=r"test.txt:13:1"):
+        prepare(tmp_path, out=tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    write(tmp_path, splits("{}.txt", 3))
+    assert len(prepare(tmp_path, out=tmp_path / "new").splits) == 3
 
 
 def test_without_a_validation_file_a_quarter_of_train_is_set_aside(tmp_path):

@@ -47,7 +47,10 @@ def test_prepare_prints_json_or_nothing(run, folder):
         (["{}/absent"], "absent is not a folder; expected the folder of an unpacked ranking dataset"),
         (["{}", "--dataset", "web3k"], "there is no dataset 'web3k' in the catalogue"),
         (["{}", "--fold", "9"], "there is no fold 9; expected 1 to 5"),
-        (["{}", "--dataset", "mq2008", "--out", "{}/train.txt/x"], "train.txt/x: Not a directory"),
+        (
+            ["{}", "--dataset", "mq2008", "--out", "{}/train.txt/x"],
+            "train.txt is a file; expected a folder to write into",
+        ),
         (["{}", "--out", "{}"], "exists and is not empty"),
     ],
 )

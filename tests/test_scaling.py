@@ -6,7 +6,7 @@ from hypothesis.extra import numpy as hnp
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import BLOCK, KINDS, SAMPLE, Scaling, fit_scaling
-from rankgrad.data.synthetic import synthetic
+from rankgrad.data.synthesis import synthetic
 
 GENERAL = tuple(kind for kind in KINDS if kind != "web30k")
 
@@ -229,3 +229,27 @@ def test_bad_kinds_and_states_are_named(train):
     for broken in ({}, {**state, "kind": np.frombuffer(b"magic", np.uint8)}, {"kind": state["kind"]}):
         with pytest.raises(ValueError, match="is no scaling; expected what"):
             Scaling.from_state(broken)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "spoil"),
+    [
+        ("auto", "mean", lambda a: a[:5]),
+        ("auto", "low", lambda a: a[None]),
+        ("standard", "high", lambda a: a[:-1]),
+        ("none", "factor", lambda a: a.astype(str)),
+        ("quantile", "starts", lambda a: a[:-1]),
+        ("quantile", "starts", lambda a: a[::-1].copy()),
+        ("quantile", "starts", lambda a: a.astype(float)),
+        ("quantile", "nodes", lambda a: a[:-1]),
+        ("quantile", "scores", lambda a: np.append(a, 0)),
+    ],
+)
+def test_states_of_other_shapes_are_refused(kind, name, spoil, train):
+    state = fit_scaling(train, kind).to_state()
+    with pytest.raises(
+        ValueError, match=r"the state's \w+ is .* which does not fit 13\d columns; .*fit the scaling again"
+    ):
+        Scaling.from_state({**state, name: spoil(state[name])})
+    with pytest.raises(ValueError, match="is no scaling"):
+        Scaling.from_state({**state, "kind": state["kind"].astype(float)})

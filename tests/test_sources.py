@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from rankgrad.data.catalogue import prepare
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.sources import check_source, read_lists, read_splits
-from rankgrad.data.synthetic import synthetic
+from rankgrad.data.synthesis import synthetic
 
 TEXT = "2 qid:{q} 1:0.5 3:{x}\n0 qid:{q} 2:4\n1 qid:{r} 1:3\n"
 TABLE = "qid,label,bm25,clicks\n{q},2,0.5,{x}\n{q},0,4,0\n{r},1,3,1\n"
@@ -55,6 +56,25 @@ def test_folders_of_texts_of_tables_and_of_saved_data(tmp_path):
         assert read_lists(source, split="vali").query_ids.tolist() == [2, 3]
     assert read_lists(str(saved / "test")).query_ids.tolist() == [4, 5]
     assert ids(read_splits(str(saved / "test"))) == {"train": [4, 5]}
+
+
+def test_a_prepared_folder_without_its_summary_is_incomplete(tmp_path):
+    texts = write(tmp_path / "texts", ["train.txt", "vali.txt", "test.txt"])
+    folder = prepare(texts).folder
+    assert list(read_splits(str(folder))) == ["train", "vali", "test"]
+    part = RankingDataset.open(folder / "train").select([0])
+    part.save(tmp_path / "mine" / "train")  # made from prepared data, but a person's own
+    assert list(read_splits(str(tmp_path / "mine"))) == ["train"]
+    (folder / "summary.txt").unlink()
+    for call in (read_splits, read_lists, check_source):
+        with pytest.raises(ValueError, match=r"its summary.txt is missing, .* incomplete; .* prepare the data again"):
+            call(str(folder))
+
+
+def test_endings_may_be_in_capitals(tmp_path):
+    write(tmp_path, ["train.CSV", "test.Csv"], TABLE)
+    assert ids(read_splits(str(tmp_path))) == {"train": [0, 1], "test": [2, 3]}
+    assert read_lists(str(tmp_path / "test.Csv")).feature_names == ("bm25", "clicks")
 
 
 def test_only_the_split_that_is_asked_for_is_read(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import os
 import random
 import re
 import subprocess
@@ -201,6 +202,13 @@ def test_refused(text, place, words, tmp_path):
     assert "\n" not in message
 
 
+def test_more_digits_than_a_query_may_have_are_not_called_too_large(tmp_path):
+    with pytest.raises(ValueError, match=r":1:3: 'qid:000000000000000000007' has more than 20 digits"):
+        read_svmlight(write(tmp_path, b"0 qid:000000000000000000007 1:1\n"))
+    with pytest.raises(ValueError, match=r":1:3: 'qid:9{25}' is beyond 64 bits"):
+        read_svmlight(write(tmp_path, b"0 qid:9999999999999999999999999 1:1\n"))
+
+
 def test_messages_quote_long_tokens_shortened(tmp_path):
     with pytest.raises(ValueError, match=re.escape("'1:" + "x" * 38 + "...'")):
         read_svmlight(write(tmp_path, b"0 qid:1 1:" + b"x" * 100_000 + b"\n"))
@@ -298,6 +306,33 @@ def test_the_width_must_be_worth_its_memory(tmp_path, monkeypatch):
     assert read_svmlight(path, features=900).features.shape == (3, 900)
 
 
+@pytest.mark.parametrize("slip", [0, 40, 99])
+def test_a_slip_in_one_index_is_refused_wherever_it_stands(slip, tmp_path, monkeypatch):
+    monkeypatch.setattr(_text, "BLOCK", 200)
+    monkeypatch.setattr(svmlight, "MODEST_BYTES", 20_000)
+    lines = [b"0 qid:1 1:1 2:1 3:1 4:1 5:1 6:1 7:1 8:1 9:1 10:1"] * 100
+    lines[slip] += b" 100:1"
+    path = write(tmp_path, b"\n".join(lines))
+    with pytest.raises(
+        ValueError, match=rf":{slip + 1}:50: '100:1' .* no other part .* beyond index 10; .*features=100"
+    ):
+        read_svmlight(path)
+    assert read_svmlight(path, features=100).features.shape == (100, 100)
+
+
+def test_half_of_the_memory_is_enough(tmp_path, monkeypatch):
+    monkeypatch.setattr(svmlight, "MODEST_BYTES", 10_000)
+    monkeypatch.setattr(svmlight, "memory_bytes", lambda: 40_000)
+    path = write(tmp_path, b"0 qid:1 %s\n" % b" ".join(b"%d:1" % i for i in range(1, 1001)) * 6)
+    with pytest.raises(ValueError, match=r":1:\d+: '1000:1' .* more than half of this machine's"):
+        read_svmlight(path)
+    assert read_svmlight(path, features=1000).features.shape == (6, 1000)
+    monkeypatch.setattr(svmlight, "memory_bytes", lambda: None)
+    assert read_svmlight(path).features.shape == (6, 1000)
+    monkeypatch.undo()
+    assert svmlight.memory_bytes() > 1 << 28
+
+
 @pytest.mark.parametrize("block", [40, 100, 1 << 20])
 def test_width_grows_while_reading(block, tmp_path, monkeypatch):
     monkeypatch.setattr(_text, "BLOCK", block)
@@ -353,6 +388,9 @@ def test_rows_that_do_not_lie_together_are_grouped_or_refused(tmp_path):
         read_svmlight(path, scattered="refuse")
     together = write(tmp_path, GOOD)
     assert read_svmlight(together, scattered="refuse").rows is None
+    odd = write(tmp_path, b"# c\rq x\n1 qid:5 1:1\n2 qid:3 1:2 # a\r qid:5\n\n3\tqid:+05#c\n4 qid:5 1:1\n")
+    with pytest.raises(ValueError, match=r":5:3: 'qid:\+05' comes again"):
+        read_svmlight(odd, scattered="refuse")
 
 
 def test_grouping_a_large_shuffled_file(tmp_path):
@@ -397,10 +435,12 @@ def test_groups(tmp_path):
         b"-4\n": ":1:1: '-4'",
         b"2.0\n2\n": ":1:1: '2.0'",
         b"2 2\n": ":1:1: '2 2'",
-        b"": "is empty",
+        b"": "is empty; expected the number of rows of one query on each line",
     }.items():
         with pytest.raises(ValueError, match=re.escape(words)):
             read_svmlight(plain, groups=write(tmp_path, sizes, "g"))
+    titled = write(tmp_path, b"# a\rb, c\n1 # title; a, b\n0 1:1\n", "titled")
+    assert read_svmlight(titled, groups=write(tmp_path, b"2\n", "g")).labels.tolist() == [1, 0]
     side = write(tmp_path, b"3\n", "g")
     with pytest.raises(ValueError, match=r":1:3: 'qid:7' in a file read with groups="):
         read_svmlight(write(tmp_path, GOOD), groups=side)
@@ -411,10 +451,13 @@ def test_groups(tmp_path):
 def test_bad_arguments(tmp_path):
     path = write(tmp_path, GOOD)
     for arguments, words in [
-        ({"features": 0}, "features=0"),
-        ({"features": True}, "features=True"),
-        ({"features": 2.0}, "features=2.0"),
-        ({"missing": float("inf")}, "missing=inf"),
+        ({"features": 0}, "features is 0; expected a whole number, 1 or more"),
+        ({"features": True}, "features is True"),
+        ({"features": 2.0}, "features is 2.0"),
+        ({"missing": float("inf")}, "missing is inf; expected a number of at most 3.4e38 or NaN"),
+        ({"missing": 1e39}, "missing is 1e+39"),
+        ({"missing": None}, "missing is None"),
+        ({"missing": "0"}, "missing is '0'"),
         ({"scattered": "drop"}, "'group' or 'refuse'"),
     ]:
         with pytest.raises(ValueError, match=re.escape(words)):
@@ -423,6 +466,11 @@ def test_bad_arguments(tmp_path):
         read_svmlight([])
     with pytest.raises(FileNotFoundError, match="nowhere"):
         read_svmlight(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="is a folder; expected a file; give the files in it"):
+        read_svmlight(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is no ordinary file but a pipe or device; expected a file; write the text"):
+        read_svmlight(tmp_path / "pipe")
 
 
 def test_progress_ends_at_the_size_of_all_files(tmp_path):
@@ -642,6 +690,20 @@ def test_lightgbm_example_with_its_group_sizes(part, queries, rows):
     data = read_svmlight(folder / f"rank.{part}.gz", groups=folder / f"rank.{part}.query")
     assert (len(data), *data.features.shape) == (queries, rows, 300)
     assert set(data.labels) == {0, 1, 2, 3, 4}
+
+
+def test_numba_wakes_up_with_the_first_read(tmp_path):
+    path = write(tmp_path, GOOD)
+    code = f"""
+import sys
+import rankgrad.data.catalogue, rankgrad.data.sources
+from rankgrad.data.svmlight import read_svmlight
+print("numba" in sys.modules)
+read_svmlight({str(path)!r})
+print("numba" in sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout == "False\nTrue\n"
 
 
 def test_reads_without_numba(tmp_path):

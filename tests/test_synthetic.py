@@ -1,9 +1,12 @@
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from rankgrad.data.synthetic import LABEL_SHARES, SIZES, SPLITS, synthetic
+from rankgrad.data._published import SPLITS
+from rankgrad.data.synthesis import LABEL_SHARES, SIZES, synthetic
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +152,18 @@ def test_linear_single_document_and_list_models_separate(small):
     [
         ({"size": "huge"}, "no synthetic size 'huge'; expected one of tiny, small, web30k, istella"),
         ({"split": "valid"}, "no split 'valid'; expected one of train, vali, test"),
-        ({"seed": -1}, "seed -1; expected an integer >= 0"),
-        ({"seed": 0.5}, "seed 0.5; expected an integer >= 0"),
+        ({"seed": -1}, "seed is -1; expected a whole number, 0 or more"),
+        ({"seed": 0.5}, "seed is 0.5; expected a whole number, 0 or more"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         synthetic(**{"size": "tiny", **arguments})
+
+
+def test_the_rooms_name_synthetic_is_the_function():
+    code = (
+        "from rankgrad.data import synthetic, Batches, Description, read_lists, read_splits; print(synthetic('tiny'))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout.startswith("RankingDataset(30 queries")

@@ -185,7 +185,7 @@ REFUSED = [
     ({}, {"features": ["a", "label"]}, "column 'label' is named twice"),
     ({}, {"features": "a"}, "expected a list"),
     ({}, {"features": []}, "no feature columns"),
-    ({}, {"weight": "n"}, "column 'n' has several values within query 3"),
+    ({}, {"weight": "n"}, "column 'n' differs within query 3"),
     ({"w": [1.0, 1.0, -1.0, 1.0]}, {"weight": "w"}, "row 3, column 'w' is -1"),
 ]
 
@@ -205,6 +205,18 @@ def test_refused_sources(tmp_path):
     for source, message in [
         (both, "several columns named 'a'"),
         (mixed, "column mixed"),
+        (
+            mixed.set_axis(["qid", "label", "a", "flag", "n", "a"], axis=1),
+            "the pandas table has several columns named 'a'",
+        ),
+        (
+            pd.DataFrame(COLUMNS).assign(qid=[1, 1, 1, 2**70]),
+            "cannot read the pandas table: .*; expected columns of one",
+        ),
+        (pl.DataFrame(COLUMNS).with_columns(pl.col("n").cast(pl.Int128)), "cannot read the polars table"),
+        (pd.Series([1]), "cannot read a table from Series; expected a path"),
+        (pl.Series([1]), "cannot read"),
+        (arrow(qid=["a", "a\0", "b", "b"]), "row 2, column 'qid' holds a NUL character"),
         (arrow().slice(0, 0), "no rows"),
         (arrow().select(["qid", "label"]), "no feature columns"),
         ([arrow(), arrow().append_column("z", pa.array([1] * 4))], "pyarrow table 2 has a column 'z'"),
@@ -224,6 +236,28 @@ def test_refused_sources(tmp_path):
         read_table([arrow().slice(0, 3), arrow()], scattered="refuse")
     with pytest.raises(FileNotFoundError, match=r"none\.csv"):
         read_table(tmp_path / "none.csv")
+
+
+def test_columns_are_named_by_text():
+    frame = pd.DataFrame(COLUMNS).rename(columns={"a": 0})
+    for options in ({"features": [0]}, {"label": 0}, {"weight": 0}):
+        with pytest.raises(ValueError, match="a column is named 0; expected names as text; write '0'"):
+            read_table(frame, **options)
+    assert read_table(frame, features=["0"]).feature_names == ("0",)
+
+
+@pytest.mark.parametrize("missing", [np.inf, 1e39, None, "x", True])
+def test_missing_is_a_number_that_float32_holds_or_nan(missing):
+    with pytest.raises(ValueError, match="missing is .*; expected a number of at most 3.4e38 or NaN"):
+        read_table(arrow(), missing=missing)
+
+
+def test_clamped_values_are_counted_and_the_first_is_told(caplog):
+    data = read_table([arrow(), arrow(a=[1.0, -1e300, 1e39, 3.4e38])])
+    assert data.provenance["clamped"] == 2
+    assert data.provenance["first_clamped"] == "pyarrow table 2, row 2, column 'a'"
+    assert "2 values beyond float32 became the largest float32, the first at pyarrow table 2, row 2" in caplog.text
+    assert "first_clamped" not in read_table(arrow()).provenance
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.csv.gz", "x.arrow"])
@@ -247,8 +281,10 @@ LONG = "1,2,3\n" * 200_000  # beyond the block of which pyarrow guesses the type
         ("qid,label,a\n1,2,1\n1,0x1,1\n", "row 2, column 'label' is '0x1'"),
         ("qid,label,a\n1,2,3_5\n", "row 1, column 'a' is '3_5'"),
         ('qid,label,a\n1,2,"3,5"\n', "row 1, column 'a' is '3,5'"),
-        ("qid,label,a\n1,2,1e999\n", "row 1, column 'a' is infinite"),
-        ("qid,label,a\n1,2,inf\n", "row 1, column 'a' is infinite"),
+        ("qid,label,a\n1,2,1e999\n", "row 1, column 'a' is '1e999', which is infinite or beyond float64"),
+        ("qid,label,a\n1,2,inf\n", "row 1, column 'a' is 'inf', which is infinite"),
+        ("qid,label,a\n1,2,nan\n1,2,NA\n1,2,null\n1,2,?\n", r"row 4, column 'a' is '\?'"),
+        ("qid,label,a\n" + LONG + "1,2,NA\n1,2,?\n", r"row 200002, column 'a' is '\?'"),
         ("qid,label,a\n1,,3\n", "row 1, column 'label' is missing"),
         ("qid,label,a\n1,nan,3\n", "row 1, column 'label' is missing"),
         ("qid,label,a\n1,2,3\n,2,3\n", "row 2, column 'qid' is missing"),

@@ -1,4 +1,7 @@
-"""A block of SVMLight lines into arrays: compiled where lines are plain, strict line by line where not."""
+"""A block of SVMLight lines into arrays: compiled where lines are plain, strict line by line where not.
+
+The compiled code is imported by the first read, not with this module: numba takes half a second to wake up.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankgrad.data import _compiled
-from rankgrad.data._compiled import CLAMPED, CLAMPED_LINE, ENTRIES, LINES, ROWS, SEEN, SLOTS, WIDEST, WIDEST_LINE
 from rankgrad.data._line import MAX_INDEX, MAX_LINE, LineError, Row, read_line
+from rankgrad.data._state import CLAMPED, CLAMPED_LINE, ENTRIES, LINES, ROWS, SEEN, SLOTS, WIDEST, WIDEST_LINE
 
 
 class Scratch:
@@ -61,6 +63,8 @@ def parse_block(text: bytes, scratch: Scratch, wants_qid: bool = True, limit: in
     >>> block.labels.tolist(), block.qids.tolist(), block.indices.tolist()
     ([2.0, 0.0], [7, 7], [1, 3])
     """
+    from rankgrad.data import _compiled
+
     scratch.make_room(len(text))
     state = np.zeros(SLOTS, np.int64)
     parts = scratch.indices, scratch.values, scratch.row_ends, scratch.labels, scratch.qids
@@ -112,13 +116,11 @@ def _append(row: Row, scratch: Scratch, state: np.ndarray) -> None:
 
 def scatter(block: Parsed, dense: np.ndarray, missing: float) -> None:
     """Write a block's rows into dense [n, F], with `missing` where a row has no entry."""
+    from rankgrad.data import _compiled
+
     if _compiled.COMPILED:
         _compiled.scatter(block.indices, block.values, block.row_ends, dense, missing)
     else:
         lengths = np.diff(block.row_ends, prepend=0)
         dense[:] = missing
         dense[np.repeat(np.arange(len(dense)), lengths), block.indices - 1] = block.values
-
-
-# numba takes 0.3 s to wake up in a process and 3 s to compile the first time ever: here, not in the first read.
-scatter(parse_block(b"0 qid:1 1:0\n", Scratch()), np.empty((1, 1), np.float32), 0.0)

@@ -25,6 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from rankgrad.data._state import CLAMPED, CLAMPED_LINE, ENTRIES, LINES, ROWS, SEEN, WIDEST, WIDEST_LINE
+from rankgrad.data.values import MAX_FLOAT32
+
 try:
     import numba
 except ImportError:  # a Python that numba does not know yet
@@ -32,10 +35,6 @@ except ImportError:  # a Python that numba does not know yet
 
 # Otherwise the strict reader reads every line.
 COMPILED = numba is not None and not getattr(numba.config, "DISABLE_JIT", False)
-MAX_FLOAT32 = float(np.finfo(np.float32).max)
-# Slots of the state that read_lines takes and leaves behind; *_LINE count from 1.
-ROWS, ENTRIES, LINES, CLAMPED, CLAMPED_LINE, WIDEST, WIDEST_LINE, SLOTS = range(8)
-SEEN = 1 << 16  # unsorted lines are checked for repeated indices below this
 
 _U = np.uint64
 _ONE, _TWO, _FOUR, _ZERO_DIGIT, _NINE, _BASE = _U(1), _U(2), _U(4), _U(48), _U(9), _U(10)

@@ -23,9 +23,10 @@ from decimal import Decimal
 
 import numpy as np
 
+from rankgrad.data.values import INT64, MAX_FLOAT32
+
 MAX_LINE = 8 << 20  # bytes: about half a million features; what is longer is not a line of ranking data
 MAX_INDEX = 2**31 - 1
-MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 _NUMBER = rb"[+-]?+(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?+\d++)?+"  # possessive: never a second try
 _LABEL = re.compile(rb"[ \t]*+" + _NUMBER + rb"(?=[ \t]|\Z)")
@@ -93,7 +94,7 @@ def _accept(body: bytes, wants_qid: bool, limit: int) -> Row | None:
     numbers = np.array(list(map(float, tokens)))
     if (
         _is_negative(label)
-        or not -(2**63) <= query < 2**63
+        or query not in INT64
         or (indices and not 1 <= min(indices) <= max(indices) <= limit)
         or len(set(indices)) < len(indices)
         or np.isinf(numbers).any()
@@ -115,7 +116,7 @@ def _explain(body: bytes, wants_qid: bool, limit: int) -> LineError:
     if wants_qid:
         start = found.end()
         found = _QID.match(body, start)
-        if found is None or not -(2**63) <= int(found[0].split(b":")[1]) < 2**63:
+        if found is None or int(found[0].split(b":")[1]) not in INT64:
             return _refuse_qid(body, start)
     seen = set()
     while True:
@@ -209,6 +210,8 @@ def _refuse_qid(body: bytes, at: int) -> LineError:
     column, token = _token(body, at)
     if odd := _odd_bytes(token):
         return LineError(column, odd)
+    if re.fullmatch(rb"qid:[+-]?0*[0-9]{1,19}", token) and int(token[4:]) in INT64:
+        return LineError(column, f"{quote(token)} has more than 20 digits; expected a number without the leading zeros")
     if re.fullmatch(rb"qid:[+-]?[0-9]+", token):
         return LineError(column, f"{quote(token)} is beyond 64 bits; expected a number from -2^63 to 2^63 - 1")
     if token.startswith(b"qid:"):

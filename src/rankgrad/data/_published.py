@@ -35,6 +35,12 @@ class Entry:
     fold1: Mapping[str, Counts] = field(default_factory=dict)  # of the first fold, or of the only one
     folds: int = 1
     quirks: tuple[str, ...] = ()
+    features_used: int | None = None  # how many of the features occur at all, where not every one does
+
+    @property
+    def used(self) -> int:
+        """A file's largest index is at least this."""
+        return self.features_used or self.features
 
 
 _FOLDS = {split: f"Fold{{fold}}/{split}.txt" for split in SPLITS}
@@ -114,6 +120,7 @@ CATALOGUE: Mapping[str, Entry] = {
         title="Yahoo! Learning to Rank Challenge, set 1",
         files={"train": "set1.train.txt", "vali": "set1.valid.txt", "test": "set1.test.txt"},
         features=700,
+        features_used=519,
         max_label=4,
         scaling="standard",
         source="https://webscope.sandbox.yahoo.com/ (dataset C14)",

@@ -45,6 +45,12 @@ def blocks(path: Path) -> Iterator[tuple[bytes, int]]:
 
     A line longer than MAX_LINE comes cut, as a last block, for the line reader to refuse.
     """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; expected a file; give the files in it, or the folder to read_splits")
+    if path.exists() and not path.is_file():
+        raise ValueError(
+            f"{path} is no ordinary file but a pipe or device; expected a file; write the text to one first"
+        )
     empty = True
     with path.open("rb") as file:
         for text in _whole_lines(_chunks(path, file)):
@@ -166,9 +172,10 @@ def _refuse_strangers(path: Path, start: bytes) -> None:
             number, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
             token = quote(head.split(maxsplit=1)[0])
             raise ValueError(f"{path}:{number}:{column}: {token} begins {what}; expected SVMLight text; {remedy}")
-    for number, line in enumerate(start.splitlines(), 1):
-        if line.strip() and not line.lstrip().startswith(b"#"):
-            if b":" not in line and (b"," in line or b";" in line):
+    for number, line in enumerate(start.split(b"\n"), 1):
+        body = line.partition(b"#")[0]
+        if body.strip():
+            if b":" not in body and (b"," in body or b";" in body):
                 raise ValueError(
                     f"{path}:{number}:1: {quote(line)} looks like CSV; "
                     "expected SVMLight text such as '2 qid:7 1:0.5'; use read_table"

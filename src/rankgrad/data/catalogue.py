@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import log
@@ -20,8 +19,9 @@ import numpy as np
 from rankgrad.data._published import CATALOGUE, SPLITS, Entry
 from rankgrad.data._text import blocks
 from rankgrad.data.dataset import Description, RankingDataset
-from rankgrad.data.storage import MANIFEST
+from rankgrad.data.storage import is_saved, replacing
 from rankgrad.data.svmlight import read_svmlight
+from rankgrad.data.values import as_whole
 
 SUMMARY = "summary.txt"
 VALIDATION_SEED = 0
@@ -35,7 +35,7 @@ _SPLIT_NAMES = {
     "vali": ("vali", "valid", "validation", "validationset", "set1.valid"),
     "test": ("test", "testset", "set1.test"),
 }
-_FILE = re.compile(r"(.+?)\.(?:txt|svm|letor|dat)(?:\.(?:gz|bz2|zst))?")
+_FILE = re.compile(r"(.+?)\.(?i:txt|svm|letor|dat)(?i:\.(?:gz|bz2|zst))?")
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ def recognise(folder: str | Path, *, dataset: str | None = None, fold: int = 1) 
 
     Looked for are train, vali (valid, validation) and test with .txt, .svm, .letor or .dat, also .gz, .bz2, .zst,
     in the folder itself, in `Fold1` and in the places the catalogue names; or the five parts S1 to S5 of MQ2008.
-    `dataset` overrules the name.
+    `dataset` overrules the name. A folder `Fold3` is that fold; another `fold` than it (or the usual 1) is refused.
     """
     if dataset is not None and dataset not in CATALOGUE:
         raise ValueError(f"there is no dataset {dataset!r} in the catalogue; expected one of {', '.join(CATALOGUE)}")
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; expected the folder of an unpacked ranking dataset")
-    if not 1 <= fold <= 5:
+    if not 1 <= as_whole("fold", fold) <= 5:
         raise ValueError(f"there is no fold {fold}; expected 1 to 5")
     files = _parts(folder, fold)
     if not files:
@@ -111,8 +111,11 @@ def recognise(folder: str | Path, *, dataset: str | None = None, fold: int = 1) 
     name = dataset or _name(files)
     if name and fold > CATALOGUE[name].folds:
         raise ValueError(f"there is no fold {fold} of {name}; it has no folds; leave the fold out")
-    inside = re.fullmatch(r"Fold([1-5])", files["train"][0].parent.name)
-    return Layout(name, int(inside[1]) if inside else fold, files)
+    inside = re.fullmatch(r"Fold([1-5])", files["train"][0].resolve().parent.name)
+    own = int(inside[1]) if inside else fold
+    if fold not in (1, own):
+        raise ValueError(f"{folder} is fold {own}; fold {fold} was asked for; give that fold's folder or the one above")
+    return Layout(name, own, files)
 
 
 def prepare(
@@ -132,38 +135,49 @@ def prepare(
     """
     layout = recognise(folder, dataset=dataset, fold=fold)
     entry = CATALOGUE.get(layout.dataset or "")
-    target = Path(folder, "prepared") if out is None else Path(out)
-    _clear(target, overwrite)
-    notes = [*(entry.quirks if entry else ())]
+    target = (Path(folder, "prepared") if out is None else Path(out)).resolve()
+    _refuse_occupied(target, overwrite)
+    notes: list[str] = []
     described: dict[str, Description] = {}
     written: dict[str, Description] = {}
-    clamped = 0
-    for split, data in read_layout(layout, progress):
-        described[split] = data.describe()
-        clamped += data.provenance.get("clamped", 0)
-        pieces = {split: data}
-        if split == "train" and "vali" not in layout.files:
-            pieces = dict(zip(("train", "vali"), data.split([0.75, 0.25], seed=VALIDATION_SEED)))
-            notes.append("there is no validation file: a quarter of the train queries, always the same, was set aside")
-        for name, piece in pieces.items():
-            known = {"dataset": layout.dataset, "fold": layout.fold, "split": name}
-            dataclasses.replace(piece, provenance={**piece.provenance, **known}).save(target / name)
-            written[name] = piece.describe()
-    if "test" not in layout.files:
-        notes.append("there is no test file")
-    if clamped:
-        notes.append(f"{clamped:,} values beyond float32 were clamped")
-    differences = _differences(entry, layout.fold, described) if entry else ()
-    summary = PreparedSummary(
-        layout.dataset,
-        layout.fold,
-        target,
-        {split: written[split] for split in SPLITS if split in written},
-        differences,
-        tuple(notes),
-    )
-    (target / SUMMARY).write_text(f"{summary}\n", encoding="utf-8")
+    clamped = width = 0
+    with replacing(target) as building:
+        for split, data in read_layout(layout, progress):
+            described[split] = data.describe()
+            clamped += data.provenance["clamped"]
+            width = max(width, data.provenance["largest_index"])
+            pieces = {split: data}
+            if split == "train" and "vali" not in layout.files:
+                pieces = _set_aside(data, layout.files["train"][0])
+                notes.append(
+                    "there is no validation file: a quarter of the train queries, always the same, was set aside"
+                )
+            for name, piece in pieces.items():
+                known = {"dataset": layout.dataset, "fold": layout.fold, "split": name}
+                dataclasses.replace(piece, provenance={**data.provenance, **known}).save(building / name)
+                written[name] = piece.describe()
+        if "test" not in layout.files:
+            notes.append("there is no test file")
+        if clamped:
+            notes.append(f"{clamped:,} values beyond float32 were clamped")
+        differences = _differences(entry, layout.fold, described, width) if entry else ()
+        if entry and differences:
+            notes = [*entry.quirks, *notes]
+        splits = {split: written[split] for split in SPLITS if split in written}
+        summary = PreparedSummary(layout.dataset, layout.fold, target, splits, differences, tuple(notes))
+        (building / SUMMARY).write_text(f"{summary}\n", encoding="utf-8")
     return summary
+
+
+def _set_aside(train: RankingDataset, path: Path) -> dict[str, RankingDataset]:
+    """Train and validation of a train split, the latter a quarter of the queries and one at least."""
+    if len(train) < 2:
+        raise ValueError(
+            f"{path} holds one query and there is no validation file; expected at least two queries, one of them to "
+            "be set aside; add a file vali.txt"
+        )
+    quarter = max(1, round(len(train) / 4))
+    return dict(zip(("train", "vali"), train.split([len(train) - quarter, quarter], seed=VALIDATION_SEED)))
 
 
 def _parts(folder: Path, fold: int) -> dict[str, tuple[Path, ...]]:
@@ -207,16 +221,15 @@ def _two_files(one: Path, other: Path) -> ValueError:
 def _name(files: Mapping[str, tuple[Path, ...]]) -> str | None:
     """The catalogue's name for these files: by file names, features of the first lines, then folder name or size."""
     path = files["train"][0]
-    stems = {split: path.name.split(".txt")[0] for split, (path, *_) in files.items()}
-    if stems["train"] == "set1.train":
+    if path.name.startswith("set1.train."):
         return "yahoo"
     text, _ = next(blocks(path))
-    lines = [line.split(b"#")[0] for line in text.splitlines()]
-    width = max((int(index) for line in lines for index in re.findall(rb"\s(\d{1,9}):", line)), default=0)
-    parts = len(files["train"]) > 1
-    fitting = [n for n, e in CATALOGUE.items() if e.features == width and (parts or _fits(stems, e))]
+    body = b"\n".join(line.partition(b"#")[0] for line in text.split(b"\n"))
+    width = max((int(index) for index in re.findall(rb"[ \t](\d{1,9}):", body)), default=0)
+    fitting = [name for name, entry in CATALOGUE.items() if entry.features == width]
+    fitting = [name for name in fitting if set(CATALOGUE[name].files) == set(files)] or fitting
     if "mq2008" in fitting:
-        queries = [int(query) for query in re.findall(rb"qid:(\d{1,18})\s", text)]
+        queries = [int(query) for query in re.findall(rb"qid:(\d{1,18})\s", body)]
         return "mq2007" if queries and max(queries) <= _LAST_MQ2007_QUERY else "mq2008"
     if len(fitting) < 2:
         return fitting[0] if fitting else None
@@ -228,12 +241,6 @@ def _name(files: Mapping[str, tuple[Path, ...]]) -> str | None:
     off = {name: abs(log(documents / (CATALOGUE[name].total.documents or 1))) for name in fitting}
     nearest = min(fitting, key=off.__getitem__)
     return nearest if off[nearest] < log(2) else fitting[0]
-
-
-def _fits(stems: Mapping[str, str], entry: Entry) -> bool:
-    """Whether the files are called as the entry says, or train, vali and test."""
-    published = {split: Path(file).name.removesuffix(".txt") for split, file in entry.files.items()}
-    return dict(stems) in (published, {split: split for split in published})
 
 
 def _estimated_documents(path: Path) -> float:
@@ -268,28 +275,28 @@ def read_layout(layout: Layout, progress: Progress | None = None) -> Iterator[tu
         )
 
 
-def _clear(target: Path, overwrite: bool) -> None:
-    """Make the folder, before hours of reading; what an earlier `prepare` left is removed only if asked for."""
-    if target.is_dir() and any(target.iterdir()):
-        if not overwrite:
-            raise ValueError(f"{target} exists and is not empty; choose another folder (out) or allow it (overwrite)")
-        ours = {target / SUMMARY, *(target / split for split in SPLITS if (target / split / MANIFEST).is_file())}
-        strange = sorted(path.name for path in set(target.iterdir()) - ours)
-        if strange:
-            raise ValueError(f"{target} holds {strange[0]}, which is no prepared data; choose another folder (out)")
-        for path in target.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    target.mkdir(parents=True, exist_ok=True)
+def _refuse_occupied(target: Path, overwrite: bool) -> None:
+    """Say before hours of reading that there is no place to write; only what `prepare` wrote is replaced."""
+    nearest = next(path for path in (target, *target.parents) if path.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"{nearest} is a file; expected a folder to write into; choose another (out)")
+    if nearest != target:
+        return
+    if any(target.iterdir()) and not overwrite:
+        raise ValueError(f"{target} exists and is not empty; choose another folder (out) or allow it (overwrite)")
+    ours = {target / SUMMARY, *(target / split for split in SPLITS if is_saved(target / split))}
+    strange = sorted(path.name for path in set(target.iterdir()) - ours)
+    if strange:
+        raise ValueError(f"{target} holds {strange[0]}, which is no prepared data; choose another folder (out)")
 
 
-_MEANING = {"empty_queries": "queries without a relevant document", "longest": "documents in the longest list"}
-
-
-def _differences(entry: Entry, fold: int, splits: Mapping[str, Description]) -> tuple[str, ...]:
-    """Sentences about every published count that the files do not have."""
+def _differences(entry: Entry, fold: int, splits: Mapping[str, Description], width: int) -> tuple[str, ...]:
+    """Sentences about every published count that the files do not have; `width` is the largest index in them."""
     published = {**(entry.fold1 if fold == 1 else {}), "all splits together": entry.total}
     together = list(splits.values()) if set(splits) == set(entry.files) else []
-    found = [
+    found = [f"features: {width}; published are {entry.features}"] if width < entry.used else []
+    found += [f"{split}: missing" for split in entry.files if split not in splits]
+    found += [
         f"{split}: a label {max(d.labels):g}; published labels end at {entry.max_label}"
         for split, d in splits.items()
         if max(d.labels) > entry.max_label
@@ -297,7 +304,6 @@ def _differences(entry: Entry, fold: int, splits: Mapping[str, Description]) -> 
     for where, counts in published.items():
         have = [splits[where]] if where in splits else together if where == "all splits together" else []
         if not have:
-            found += [f"{where}: missing"] if where in entry.files else []
             continue
         sums = {
             "queries": sum(d.queries for d in have),

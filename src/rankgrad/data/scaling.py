@@ -4,9 +4,9 @@ This module touches numpy arrays only. A `Scaling` is a pure function of single 
 depends on the train split alone, never on the batch it comes in. Statistics are taken in float64 over blocks of
 rows, so that a memory-mapped dataset of gigabytes is never copied.
 
-Whatever the kind: a missing value (NaN) becomes 0; a column that is constant or missing throughout the train split
-becomes 0; values beyond 1e30, such as Istella's 1.797e308, count as the column's largest ordinary value; the
-result is finite.
+Whatever the kind, a missing value (NaN) becomes 0 and the result is finite. For every kind but `none`, which changes
+nothing else, a column that is constant or missing throughout the train split becomes 0, and values beyond 1e30, such
+as Istella's 1.797e308, count as the column's largest ordinary value.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.values import MAX_FLOAT32
 
 KINDS = ("auto", "web30k", "symlog", "standard", "quantile", "none")
 
 ABSURD = 1e30
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 BLOCK = 4096  # rows taken at once: a few megabytes in float64
 SAMPLE = 65_536  # documents, evenly spaced, that quantiles and tails are judged by
 HEAVY = 10.0  # kurtosis from which `auto` takes logarithms; normal 3, exponential 9
@@ -84,15 +84,29 @@ class Scaling:
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Scaling:
-        """The scaling `to_state` was called on."""
+        """The scaling `to_state` was called on; what is not of its names, kinds and shapes is refused."""
         arrays = {name: np.asarray(array) for name, array in state.items() if name != "kind"}
-        kind = bytes(np.asarray(state.get("kind", ()), np.uint8)).decode(errors="replace")
+        letters = np.asarray(state.get("kind", ()))
+        kind = bytes(letters).decode(errors="replace") if letters.dtype == np.uint8 else "?"
         expected = {"low", "high"} | (QUANTILE_ARRAYS if kind == "quantile" else STANDARD_ARRAYS)
         if kind not in KINDS or set(arrays) != expected:
             raise ValueError(
                 f"the state of kind {kind!r} with {', '.join(sorted(arrays)) or 'no arrays'} is no scaling; expected "
                 "what Scaling.to_state returned; fit the scaling again"
             )
+        columns = arrays["low"].size
+        shapes = dict.fromkeys(arrays, (columns,))
+        if kind == "quantile":
+            starts = arrays["starts"]
+            rising = starts.dtype.kind in "iu" and starts.ndim == 1 and len(starts) > 1 and starts[0] == 0
+            nodes = int(starts[-1]) if rising and (np.diff(starts) > 0).all() else -1
+            shapes |= {"starts": (columns + 1,), "nodes": (nodes,), "scores": (nodes,)}
+        for name, shape in shapes.items():
+            if arrays[name].shape != shape or arrays[name].dtype.kind not in "fiu":
+                raise ValueError(
+                    f"the state's {name} is {arrays[name].dtype} of shape {list(arrays[name].shape)}, which does not "
+                    f"fit {columns} columns; expected what Scaling.to_state returned; fit the scaling again"
+                )
         return cls(kind, arrays)
 
 
@@ -122,7 +136,7 @@ def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
             "use 'auto'"
         )
     if kind == "none":
-        high = np.full(columns, FLOAT32_MAX)
+        high = np.full(columns, MAX_FLOAT32)
         return Scaling(kind, {"low": -high, "high": high, **_curves(columns)})
     low, high = _ordinary_range(features)
     if kind == "quantile":
@@ -186,7 +200,7 @@ def _curves(columns: int) -> dict[str, NDArray[Any]]:
         "unit": np.ones(columns),
         "mean": np.zeros(columns),
         "factor": np.ones(columns),
-        "limit": np.full(columns, FLOAT32_MAX),
+        "limit": np.full(columns, MAX_FLOAT32),
     }
 
 

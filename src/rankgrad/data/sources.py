@@ -2,7 +2,7 @@
 
 synthetic, synthetic:SIZE   made up from a seed, three splits (sizes: tiny, small, web30k, istella)
 a text file                 LETOR/SVMLight, plain or compressed
-a table                     .parquet, .csv, .tsv, .arrow, .feather, .ipc, with columns label and qid
+a table                     Parquet, CSV or Arrow, by its ending, with columns label and qid
 a folder                    of text files train, vali, test (any layout the catalogue knows), of tables of those names,
                             what `prepare` wrote, or one saved dataset
 """
@@ -11,16 +11,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from rankgrad.data._published import CATALOGUE
-from rankgrad.data.catalogue import Progress, read_layout, recognise
+from rankgrad.data._arrow import kind_of
+from rankgrad.data._published import CATALOGUE, SPLITS
+from rankgrad.data.catalogue import SUMMARY, Progress, read_layout, recognise
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.storage import MANIFEST
+from rankgrad.data.storage import MANIFEST, read_manifest
 from rankgrad.data.svmlight import read_svmlight
-from rankgrad.data.synthetic import SIZES, synthetic
+from rankgrad.data.synthesis import SIZES, synthetic
 from rankgrad.data.tables import read_table
 
-SPLITS = ("train", "vali", "test")
-TABLES = (".parquet", ".pq", ".csv", ".tsv", ".arrow", ".feather", ".ipc")
 TABLE_NAMES = {"train": "train", "vali": "vali", "valid": "vali", "validation": "vali", "test": "test"}
 
 Splits = dict[str, Callable[[], RankingDataset]]  # each read when it is asked for
@@ -116,6 +115,7 @@ def _splits_of(source: str, names: Sequence[str] | None = None) -> Splits | None
         split: partial(RankingDataset.open, path / split) for split in SPLITS if (path / split / MANIFEST).exists()
     }
     if saved:
+        _refuse_unfinished(path, list(saved))
         return {**saved}
     tables: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
@@ -137,5 +137,15 @@ def _read_file(
 
 
 def _is_table(path: Path) -> bool:
-    name = path.stem if path.suffix in (".gz", ".bz2", ".zst") else path.name
-    return path.is_file() and name.endswith(TABLES)
+    return path.is_file() and kind_of(path) is not None
+
+
+def _refuse_unfinished(folder: Path, splits: Sequence[str]) -> None:
+    """`prepare` writes its summary last: splits of its own without one are not all there are."""
+    for split in splits if not (folder / SUMMARY).is_file() else ():
+        origin = read_manifest(folder / split).get("provenance", {})
+        if origin.get("split") == split and "selected" not in origin:
+            raise ValueError(
+                f"{folder} was prepared but its {SUMMARY} is missing, so that it may be incomplete; expected the whole "
+                "folder; prepare the data again with overwrite"
+            )

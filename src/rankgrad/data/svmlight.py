@@ -22,17 +22,20 @@ import numpy as np
 
 from rankgrad.data import _text
 from rankgrad.data._block import BlockError, Parsed, Scratch, parse_block
-from rankgrad.data._compiled import permute_rows
 from rankgrad.data._line import MAX_INDEX, clamped_column, find_index, quote
 from rankgrad.data._matrix import GrowingMatrix
 from rankgrad.data._text import blocks
+from rankgrad.data.arrays import first_return, group_rows
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.values import as_missing, as_whole
 
 PathLike = str | os.PathLike[str]
 
-# A width read from the files is believed while the dense result stays below one of these.
+# A width read from the files is believed while the dense result is modest; beyond, the text must make it plausible.
 MODEST_BYTES = 1 << 30
 BYTES_PER_TEXT_BYTE = 64
+FAR_BEYOND = 8  # an index more than this many times the largest index of any other part of the file is a slip
+SHARE_OF_MEMORY = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,9 @@ def read_svmlight(
     - features: the width F; an index beyond it is refused. None: the largest index in the files.
     - groups: a side file, one per file, with the number of rows of each query, for files without qid;
       queries are then numbered from 0.
-    - missing: the value of features a line does not name, 0 or NaN.
+      Where that would make a result of more than 1 GiB that the text does not justify, or of more than half of
+      the machine's memory, it is refused; give the width.
+    - missing: the value of features a line does not name: a number that float32 holds, or NaN.
     - scattered: rows of a query that do not lie together are put together in order of the query's first
       appearance ("group"; `rows` of the result remembers where they were) or refused ("refuse").
     - progress: called with the bytes read so far and the bytes of all files.
@@ -75,20 +80,16 @@ def read_svmlight(
     sides = None if groups is None else _as_paths("groups", groups)
     if sides is not None and len(sides) != len(paths):
         raise ValueError(f"groups= names {len(sides)} files for {len(paths)} data files; expected one for each")
-    if features is not None and (
-        isinstance(features, bool) or not isinstance(features, int | np.integer) or features < 1
-    ):
-        raise ValueError(f"features={features!r}; expected the number of features, 1 or more, or None")
-    if np.isinf(missing):
-        raise ValueError(f"missing={missing!r}; expected a finite number or NaN")
+    features = None if features is None else as_whole("features", features, least=1)
+    missing = as_missing(missing)
     if scattered not in ("group", "refuse"):
         raise ValueError(f"scattered={scattered!r}; expected 'group' or 'refuse'")
 
-    reading = _Reading(GrowingMatrix(float(missing)), int(features or 0), fixed=features is not None)
+    reading = _Reading(GrowingMatrix(missing), features or 0, fixed=features is not None)
     _read(paths, reading, wants_qid=sides is None, progress=progress)
     labels, qids = np.concatenate(reading.labels), np.concatenate(reading.qids)
     if sides is None:
-        offsets, query_ids, order = _by_query(qids)
+        order, offsets, query_ids = group_rows(qids)
         if order is not None and scattered == "refuse":
             raise _refuse_scattered(paths, qids)
     else:
@@ -97,13 +98,20 @@ def read_svmlight(
         offsets, query_ids, order = np.concatenate(([0], np.cumsum(sizes))), np.arange(len(sizes)), None
     matrix = reading.matrix.finish(reading.width)
     if order is not None:
+        from rankgrad.data._compiled import permute_rows
+
         permute_rows(matrix, order)
         labels = labels[order]
     files = [
         {"path": str(file), "bytes": file.stat().st_size, "rows": rows}
         for file, rows in zip(paths, reading.rows_per_file)
     ]
-    provenance: dict[str, Any] = {"format": "svmlight", "files": files, "clamped": reading.clamped}
+    provenance: dict[str, Any] = {
+        "format": "svmlight",
+        "files": files,
+        "largest_index": reading.largest,
+        "clamped": reading.clamped,
+    }
     if reading.clamped:
         provenance["first_clamped"] = reading.first_clamped
         logger.warning(
@@ -127,6 +135,8 @@ class _Reading:
     clamped: int = 0
     first_clamped: str | None = None
     text_bytes: int = 0
+    largest: int = 0  # the largest index so far
+    second: int = 0  # the largest index of the blocks that do not hold that one
     widest: tuple[Path, int, bytes] | None = None  # file, line number and line that set the width
 
     def append(self, block: Parsed, text: bytes, path: Path, lines: int, share: float) -> None:
@@ -136,6 +146,8 @@ class _Reading:
             column = clamped_column(_nth_line(text, block.first_clamped))
             self.first_clamped = f"{path}:{lines + block.first_clamped}:{column}"
         self.clamped += block.clamped
+        self.second = max(self.second, min(self.largest, block.widest) if block.widest != self.largest else 0)
+        self.largest = max(self.largest, block.widest)
         if block.widest > self.width:
             self.width = block.widest
             self.widest = path, lines + block.widest_line, _nth_line(text, block.widest_line)
@@ -146,17 +158,34 @@ class _Reading:
         self.rows_per_file[-1] += len(block.labels)
 
     def _refuse_absurd_width(self, more_rows: int) -> None:
-        """Refuse a width that a file has no text to justify: a slip in one index must not eat the memory."""
+        """Refuse a width that nothing justifies: a slip in one index must not eat the memory."""
         size = 4 * self.width * (self.matrix.rows + more_rows)
-        if self.widest is None or size <= max(MODEST_BYTES, BYTES_PER_TEXT_BYTE * self.text_bytes):
+        if self.widest is None or size <= MODEST_BYTES:
+            return
+        memory = memory_bytes()
+        if size > BYTES_PER_TEXT_BYTE * self.text_bytes:
+            excess = f"more than {BYTES_PER_TEXT_BYTE} times the text"
+        elif self.second and self.width > FAR_BEYOND * self.second:
+            excess = f"while no other part of the text goes beyond index {self.second}"
+        elif memory is not None and size > SHARE_OF_MEMORY * memory:
+            excess = f"more than half of this machine's {memory / 2**30:,.0f} GiB of memory"
+        else:
             return
         path, number, line = self.widest
         column, token = find_index(line, self.width)
         raise ValueError(
-            f"{path}:{number}:{column}: {token} makes the dense result at least {size / 2**30:,.1f} GiB, more than "
-            f"{BYTES_PER_TEXT_BYTE} times the text; expected indices near the number of features; correct the "
-            f"index, or pass features={self.width} if it is right"
+            f"{path}:{number}:{column}: {token} makes the dense result at least {size / 2**30:,.1f} GiB, {excess}; "
+            f"expected indices near the number of features; correct the index, or pass features={self.width} if it "
+            "is right"
         )
+
+
+def memory_bytes() -> int | None:
+    """The machine's memory, where the system tells."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def _read(
@@ -236,33 +265,13 @@ def _parsed(
         raise failure
 
 
-def _by_query(qids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Offsets [Q + 1], query ids [Q] by first appearance, and the order [N] that brings queries together.
-
-    The order is None where they lie together already.
-    """
-    heads = np.flatnonzero(np.concatenate(([True], qids[1:] != qids[:-1])))  # where runs of one id begin
-    lengths = np.diff(heads, append=len(qids))
-    ids, first, query_of_run = np.unique(qids[heads], return_index=True, return_inverse=True)
-    if len(ids) == len(heads):
-        return np.append(heads, len(qids)), qids[heads], None
-    rank = np.empty(len(ids), np.int64)
-    rank[np.argsort(first)] = np.arange(len(ids))
-    query_of_row = np.repeat(rank[query_of_run], lengths)
-    counts = np.bincount(query_of_row)
-    order = np.argsort(query_of_row, kind="stable")
-    return np.concatenate(([0], np.cumsum(counts))), ids[np.argsort(first)], order
-
-
 def _refuse_scattered(paths: Sequence[Path], qids: np.ndarray) -> ValueError:
     """Name the first row whose query had ended before."""
-    heads = np.flatnonzero(np.concatenate(([True], qids[1:] != qids[:-1])))
-    _, first = np.unique(qids[heads], return_index=True)
-    row = int(heads[np.setdiff1d(np.arange(len(heads)), first)[0]])
-    path, number, line = _locate(paths, row)
-    column = line.index(b"qid:") + 1
+    path, number, line = _locate(paths, first_return(qids))
+    found = re.search(rb"[ \t](qid:[^ \t\r#]*)", line)
+    assert found is not None  # the row was accepted
     return ValueError(
-        f"{path}:{number}:{column}: {quote(b'qid:%d' % qids[row])} comes again after other queries; expected the "
+        f"{path}:{number}:{found.start(1) + 1}: {quote(found[1])} comes again after other queries; expected the "
         "rows of a query together; sort the file or read it with scattered='group'"
     )
 
@@ -272,9 +281,9 @@ def _locate(paths: Sequence[Path], row: int) -> tuple[Path, int, bytes]:
     for path in paths:
         number = 0
         for text, _ in blocks(path):
-            for line in text.splitlines():
+            for line in text.split(b"\n")[:-1]:
                 number += 1
-                if line.partition(b"#")[0].strip():
+                if line.removesuffix(b"\r").partition(b"#")[0].strip(b" \t"):
                     if row == 0:
                         return path, number, line
                     row -= 1
@@ -285,6 +294,10 @@ def _read_groups(side: Path, file: Path, rows: int) -> np.ndarray:
     """The group sizes of a side file, one per line, int64 [Q]; they must sum to the rows of its data file."""
     sizes: list[int] = []
     number = 0
+    if side.is_file() and not side.stat().st_size:
+        raise ValueError(
+            f"{side} is empty; expected the number of rows of one query on each line; check how it was made"
+        )
     for text, _ in blocks(side):
         for line in text.split(b"\n")[:-1]:
             number += 1

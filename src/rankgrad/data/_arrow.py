@@ -1,0 +1,217 @@
+"""Files and frames as Arrow tables: Parquet, CSV, Arrow files, and frames of pandas, polars, pyarrow.
+
+This file may read files through pyarrow, an extra that is imported when a table is read; pandas and polars are
+never imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PARQUET, TEXT, ARROW = (".parquet", ".pq"), (".csv", ".tsv"), (".arrow", ".feather", ".ipc")
+ARCHIVES = (".gz", ".bz2", ".zst")
+NULLS = {"NA", "N/A", "NULL", "Null", "null", "None", "none"}
+
+
+class Table(NamedTuple):
+    """An Arrow table and what to call it in errors."""
+
+    name: str
+    arrow: Any
+
+
+def kind_of(path: Path) -> str | None:
+    """The ending that makes a file a table, in small letters; None: it is none.
+
+    >>> kind_of(Path("train.CSV.gz")), kind_of(Path("train.csv.txt"))
+    ('.csv', None)
+    """
+    packed = path.suffix.lower() in ARCHIVES
+    kind = Path(path.stem if packed else path.name).suffix.lower()
+    return kind if kind in PARQUET + TEXT + ARROW else None
+
+
+def open_table(source: Any, number: int, qid: str, wanted: set[str] | None) -> Table:
+    """An Arrow table of a path or a frame, with a duplicate column name refused.
+
+    A CSV file leaves the type of its columns open: `qid` is read as text or numbers, `wanted` columns as numbers.
+    """
+    pyarrow = import_pyarrow()
+    package = type(source).__module__.split(".")[0]
+    name = f"the {package} table" if number == 0 else f"{package} table {number + 1}"
+    if isinstance(source, str | os.PathLike):
+        table = Table(os.fspath(source), _read_file(Path(source), qid, wanted))
+    elif isinstance(source, pyarrow.Table):
+        table = Table(name, source)
+    elif hasattr(source, "columns" if package == "pandas" else "__arrow_c_stream__"):  # a Series has but the latter
+        table = Table(name, _of_frame(source, name))
+    else:
+        raise ValueError(
+            f"cannot read a table from {type(source).__name__}; expected a path, a pyarrow Table, "
+            "or a pandas or polars DataFrame"
+        )
+    _refuse_twins(table.name, table.arrow.column_names)
+    return table
+
+
+def import_pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.csv
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("reading tables needs pyarrow; pip install 'rankgrad[tables]'") from error
+    return pyarrow
+
+
+def _of_frame(frame: Any, name: str) -> Any:
+    pyarrow = import_pyarrow()
+    is_pandas = hasattr(frame, "iloc")
+    if is_pandas:
+        _refuse_twins(name, [str(column) for column in frame.columns])
+    try:
+        if is_pandas:  # its own way out would add the index as a column
+            return pyarrow.Table.from_pandas(frame, preserve_index=False)
+        return pyarrow.table(frame)
+    except Exception as error:  # every package has its own
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"cannot read {name}: {reason}; expected columns of one type that Arrow knows") from error
+
+
+def _refuse_twins(name: str, columns: list[str]) -> None:
+    if len(set(columns)) < len(columns):
+        twice = min(column for column in columns if columns.count(column) > 1)
+        raise ValueError(f"{name} has several columns named {twice!r}; expected distinct names; rename one")
+
+
+def _read_file(path: Path, qid: str, wanted: set[str] | None) -> Any:
+    pyarrow = import_pyarrow()
+    kind = kind_of(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; expected a file; give the list of its files")
+    if kind is None:
+        raise ValueError(f"{path} has no known ending; expected {', '.join(PARQUET + TEXT + ARROW)}; rename it")
+    try:
+        if kind in PARQUET:
+            return pyarrow.parquet.ParquetFile(path).read()
+        if kind in TEXT:
+            return _read_csv(path, "," if kind == ".csv" else "\t", qid, wanted)
+        return _read_arrow(path)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise
+        raise ValueError(f"cannot read {path} as {kind[1:]}: {error}; expected a sound file of that kind") from error
+
+
+def _read_csv(path: Path, delimiter: str, qid: str, wanted: set[str] | None) -> Any:
+    """Numbers are asked for as float64: left to itself, pyarrow takes 0x10 for an integer."""
+    pyarrow = import_pyarrow()
+    csv, types, parse = pyarrow.csv, pyarrow.types, pyarrow.csv.ParseOptions(delimiter=delimiter)
+
+    def read(kinds: dict[str, Any], nulls: bool = False) -> Any:
+        kinds = kinds | {qid: pyarrow.large_string()}
+        convert = csv.ConvertOptions(column_types=kinds, strings_can_be_null=nulls)
+        with pyarrow.input_stream(str(path), compression="detect") as stream:
+            return csv.read_csv(stream, parse_options=parse, convert_options=convert)
+
+    with pyarrow.input_stream(str(path), compression="detect") as stream:
+        guess = csv.open_csv(stream, parse_options=parse).schema  # from the beginning of the file
+    tests = (types.is_integer, types.is_floating, types.is_null)
+    numbers = [f.name for f in guess if (wanted is None or f.name in wanted) and any(t(f.type) for t in tests)]
+    try:
+        table = read(dict.fromkeys(numbers, pyarrow.float64()))
+    except pyarrow.ArrowInvalid as error:
+        column = re.search(r"column #(\d+)", str(error))
+        if column is not None:  # the column is known but not the row: look for it among the texts
+            name = guess.names[int(column[1])]
+            expect_numbers(Table(str(path), read({name: pyarrow.large_string()}, nulls=True)), name)
+        raise
+    _refuse_twins(str(path), table.column_names)
+    for name in numbers:
+        if name == qid:
+            continue
+        infinite = pyarrow.compute.is_inf(table[name])
+        if pyarrow.compute.any(infinite).as_py():  # written so, or beyond float64: only the text tells
+            row = pyarrow.compute.index(infinite, True).as_py()
+            token = read({name: pyarrow.large_string()})[name][row].as_py()
+            raise ValueError(
+                f"{at(Table(str(path), table), row, name)} is {token!r}, which is infinite or beyond float64; "
+                "expected a finite number or null"
+            )
+    if table.column_names.count(qid) != 1:
+        return table  # the check of the columns will say so
+    return table.set_column(table.column_names.index(qid), qid, _ids_of_texts(table[qid]))
+
+
+def _ids_of_texts(texts: Any) -> Any:
+    """Texts that all are numbers as numbers, without a guess at 007; the empty text as null."""
+    pyarrow = import_pyarrow()
+    compute = pyarrow.compute
+    texts = compute.utf8_trim_whitespace(texts)
+    texts = compute.if_else(compute.equal(texts, ""), None, texts)
+    if not compute.any(compute.match_substring_regex(texts, r"^[+-]?0\d|[xX_]")).as_py():
+        for kind in (pyarrow.int64(), pyarrow.float64()):
+            try:
+                return texts.cast(kind)
+            except pyarrow.ArrowInvalid:
+                continue
+    return texts
+
+
+def _read_arrow(path: Path) -> Any:
+    """Arrow files come in two formats under the same endings: with a table of contents, or as a stream."""
+    pyarrow = import_pyarrow()
+    with pyarrow.memory_map(str(path)) as file:
+        try:
+            return pyarrow.ipc.open_file(file).read_all()
+        except pyarrow.ArrowInvalid:
+            file.seek(0)
+            return pyarrow.ipc.open_stream(file).read_all()
+
+
+def at(table: Table, row: int, name: str) -> str:
+    return f"{table.name}, row {row + 1}, column {name!r}"
+
+
+def expect_numbers(table: Table, name: str) -> None:
+    types = import_pyarrow().types
+    column = plain(table.arrow[name])
+    tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null)
+    if not any(test(column.type) for test in tests):
+        values = column.to_pylist()
+        strange = [i for i, value in enumerate(values) if not _reads_as_number(value)] or [0]
+        row = next((i for i in strange if values[i] not in NULLS), strange[0])  # a word for null is not to blame
+        raise ValueError(
+            f"{at(table, row, name)} is {values[row]!r}, in a column of type {column.type}; expected numbers; "
+            "convert the column, or leave it out with features="
+        )
+
+
+def plain(column: Any) -> Any:
+    """Categories as the values they stand for, text in one type."""
+    pyarrow = import_pyarrow()
+    types = pyarrow.types
+    if isinstance(column, pyarrow.ChunkedArray) and types.is_dictionary(column.type):
+        kind = pyarrow.large_string() if is_text(column.type.value_type) else column.type.value_type
+        return pyarrow.chunked_array([plain(chunk) for chunk in column.chunks], kind)
+    if types.is_dictionary(column.type):
+        return plain(column.dictionary).take(column.indices)
+    return column.cast(pyarrow.large_string()) if is_text(column.type) else column
+
+
+def is_text(kind: Any) -> bool:
+    types = import_pyarrow().types
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
+def _reads_as_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return value is None or value == ""
+    return "_" not in str(value)
