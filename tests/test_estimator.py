@@ -25,7 +25,7 @@ from rankgrad import config as settings
 from rankgrad import run
 from rankgrad.checkpoint import save_tensors
 from rankgrad.config import Config
-from rankgrad.data.synthetic import synthetic
+from rankgrad.data.sources import read_splits
 from rankgrad.estimator import NeuralRanker
 from rankgrad.losses import LOSSES
 from rankgrad.metrics import ndcg
@@ -133,12 +133,12 @@ def rows_of(data):
 def test_scores_are_those_of_a_run_with_a_validation_split(tmp_path):
     run.begin(config_of_a_run("synthetic:tiny"), tmp_path / "run")
     list(run.advance(tmp_path / "run"))
-    X, y, qid = rows_of(synthetic("tiny", "train"))
-    ranker = ranker_of_that_run().fit(X, y, qid=qid, eval_set=rows_of(synthetic("tiny", "vali")))
-    test = synthetic("tiny", "test")
-    X, y, qid = rows_of(test)
+    splits = read_splits("synthetic:tiny")
+    X, y, qid = rows_of(splits["train"])
+    ranker = ranker_of_that_run().fit(X, y, qid=qid, eval_set=rows_of(splits["vali"]))
+    X, y, qid = rows_of(splits["test"])
     theirs = run.Run.open(tmp_path / "run", device="cpu")
-    assert np.array_equal(ranker.predict(X, qid=qid), theirs.score(test))
+    assert np.array_equal(ranker.predict(X, qid=qid), theirs.score(splits["test"]))
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert ranker.best_epoch_ == report["best_epoch"]
     assert ranker.score(X, y, qid=qid) == pytest.approx(report["metrics"]["test"]["ndcg@10"]["empty=1"], abs=1e-12)
@@ -146,7 +146,7 @@ def test_scores_are_those_of_a_run_with_a_validation_split(tmp_path):
 
 
 def test_scores_are_those_of_a_run_that_holds_queries_out(tmp_path):
-    data = synthetic("tiny", "train")
+    data = read_splits("synthetic:tiny")["train"]
     data.save(tmp_path / "data")
     run.begin(config_of_a_run(str(tmp_path / "data"), patience=2), tmp_path / "run")
     list(run.advance(tmp_path / "run"))
@@ -203,6 +203,7 @@ def test_it_learns_to_rank_and_score_is_the_mean_ndcg():
 def test_every_loss_can_be_fitted_and_pickled(loss):
     X, y, qid = documents(6)
     ranker = NeuralRanker(**SMALL | {"epochs": 1, "loss": loss}).fit(X, y, qid=qid)
+    assert ranker.model_.output.out_features == (y.max() if loss == "ordinal" else 1)
     again = pickle.loads(pickle.dumps(ranker))
     assert np.array_equal(again.predict(X, qid=qid), ranker.predict(X, qid=qid))
 
@@ -550,7 +551,8 @@ REFUSED = {
     "qid holds float64 values": lambda X, y, q: {"qid": q + 0.5},
     "qid holds float64 values that are no ids": lambda X, y, q: {"qid": changed(q, 0, np.nan)},
     "qid holds float64 values that are": lambda X, y, q: {"qid": q * 2.0**60},  # floats that skip integers
-    "qid holds object values": lambda X, y, q: {"qid": [None, *q[1:]]},
+    "qid (holds|is) object.* expected": lambda X, y, q: {"qid": np.array(["a", *q[1:]], dtype=object)},
+    "qid (holds|is) object": lambda X, y, q: {"qid": [None, *q[1:]]},
     "inconsistent numbers of samples": lambda X, y, q: {"y": y[:-1]},
     r"y\[4\] is -1.0; expected grades": lambda X, y, q: {"y": changed(y, 4, -1), "qid": q[::-1]},
     "y contains NaN": lambda X, y, q: {"y": changed(y, 4, np.nan)},
@@ -559,6 +561,7 @@ REFUSED = {
     "sample_weight has shape": lambda X, y, q: {"sample_weight": np.ones(5)},
     "sample_weight differs within query 101": lambda X, y, q: {"sample_weight": changed(q, np.argmax(q == 101), 7)},
     "sample_weight holds a negative": lambda X, y, q: {"sample_weight": -q},
+    "sample_weight holds a negative or non-finite": lambda X, y, q: {"sample_weight": np.full(len(q), np.inf)},
     "sample_weight is zero": lambda X, y, q: {"sample_weight": 0 * q},
     "eval_set has 2 parts and eval_qid is None": lambda X, y, q: {"eval_set": (X, y)},
     "eval_set has 2 parts": lambda X, y, q: {"eval_set": [(X, y, q), (X, y, q)]},
