@@ -103,9 +103,7 @@ def main():
     if options.measure:
         print(json.dumps(measure(*options.measure, options.repeats)))
         return
-    print(
-        f"torch {torch.__version__}, {options.threads} threads, float32, {ROUNDS} rounds, median of {options.repeats}"
-    )
+    lines = [f"torch {torch.__version__}, {options.threads} threads, {ROUNDS} rounds, median of {options.repeats}"]
     for case in CASES:
         results = {}
         for name in IMPLEMENTATIONS:
@@ -115,15 +113,15 @@ def main():
         slow, fast = results["textbook"], results["rankgrad"]
         grads = torch.tensor(slow["grad"]), torch.tensor(fast["grad"])
         error = ((grads[0] - grads[1]).norm() / grads[0].norm()).item()
-        if (
-            abs(slow["value"] - fast["value"]) > 1e-5 or not error < 2e-2
-        ):  # the textbook's own float32 error is 3e-4..4e-3
+        # what difference there is, is mostly the textbook's: in float32 it loses three digits
+        if abs(slow["value"] - fast["value"]) > 1e-5 or not error < 5e-3:
             sys.exit(f"{case}: the two disagree (values {slow['value']}, {fast['value']}; gradients by {error:.1e})")
-        print(f"{header}\n{case}  (gradients agree to {error:.0e})")
+        lines.append(f"\n{case}  (gradients agree to {error:.0e})")
         for name, result in results.items():
-            print(f"  {name:10} {1e3 * result['seconds']:9.1f} ms   {result['mebibytes']:8.1f} MiB")
+            lines.append(f"  {name:10} {1e3 * result['seconds']:9.1f} ms   {result['mebibytes']:8.1f} MiB")
         faster, leaner = slow["seconds"] / fast["seconds"], slow["mebibytes"] / max(fast["mebibytes"], 1e-3)
-        print(f"  {'ratio':10} {faster:8.1f} x     {leaner:8.1f} x")
+        lines.append(f"  {'ratio':10} {faster:8.1f} x     {leaner:8.1f} x")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":
