@@ -17,7 +17,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
@@ -30,6 +29,7 @@ except ImportError as error:
 
 from rankgrad import config as settings
 from rankgrad.arguments import whole
+from rankgrad.bars import watch
 from rankgrad.checkpoint import load_tensors, save_tensors
 from rankgrad.config import Config, dumps, loads
 from rankgrad.data.arrays import as_float32, as_query_ids, group_arrays
@@ -39,6 +39,7 @@ from rankgrad.data.scaling import Scaling, fit_scaling
 from rankgrad.evaluate import judge, mean, score
 from rankgrad.metrics import parse_metric
 from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve
+from rankgrad.splits import scaled
 from rankgrad.train import Epoch, Learner, Objective, Step, make_optimiser, train
 
 NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": "allow-nan"}
@@ -63,7 +64,7 @@ class NeuralRanker(BaseEstimator):
       instead; without both, every query trains, the metric in `history_` is that of the training queries, and the last
       epoch's weights are kept.
     - `device`: auto, cpu, cuda, ...; `random_state`: an int gives the same model again, to the bit on the CPU with the same
-      number of threads; None draws a new seed without touching numpy's. `verbose`: 1 shows a progress bar.
+      number of threads; None draws a new seed without touching numpy's. `verbose`: 1 shows progress on stderr.
 
     After `fit`: `model_` (a torch module), `scaling_`, `config_` (what a run's config.toml would say, with the seed),
     `history_` (a dict per epoch), `best_epoch_` (whose weights are kept, from 1), `best_score_` (its metric),
@@ -180,7 +181,7 @@ class NeuralRanker(BaseEstimator):
         elif config.train.patience is not None:
             data, held_out = _hold_out(data, config.data.validation, config.train.seed)
         scaling = fit_scaling(data, config.data.scaling)
-        train_set = _scaled(data, scaling)
+        train_set = scaled(data, scaling)
         objective = make_objective(config)
         _warn_if_nothing_teaches(train_set, objective, config.loss.name)
         with _borrowed(self.device) as device:
@@ -188,10 +189,10 @@ class NeuralRanker(BaseEstimator):
             torch.manual_seed(config.train.seed)
             model = make_model(config.model, data.features.shape[1], units, config.loss.name).to(device)
             learner = Learner(model, make_optimiser(model, config.optimiser))
-            vali_set = train_set if held_out is None else _scaled(held_out, scaling)
+            vali_set = train_set if held_out is None else scaled(held_out, scaling)
             events = train(learner, objective, train_set, vali_set, config, device)
-            watched = _with_bar(events, config) if self.verbose else events
-            history = [event._asdict() for event in watched if isinstance(event, Epoch)]
+            history: list[dict[str, Any]] = []
+            watch(_recorded(events, history), config, quiet=not self.verbose)
         if held_out is not None:
             model.load_state_dict(learner.best)
         self.model_, self.scaling_, self.config_ = model.eval(), scaling, config
@@ -330,7 +331,7 @@ class NeuralRanker(BaseEstimator):
     def _scores(self, data: RankingDataset) -> np.ndarray:
         """[N] in the order of the dataset."""
         with _borrowed(self.device) as device:
-            return score(self.model_.to(device), _scaled(data, self.scaling_), device=device)
+            return score(self.model_.to(device), scaled(data, self.scaling_), device=device)
 
 
 # --- what fit is given ------------------------------------------------------------------------------------------------
@@ -364,13 +365,9 @@ def _hold_out(data: RankingDataset, share: float, seed: int) -> tuple[RankingDat
             "patience needs queries to judge epochs by and there is only one query; expected at least two; "
             "pass eval_set=(X, y, qid), or patience=None"
         )
-    kept = min(max(1, round((1 - share) * len(data))), len(data) - 1)
-    fitted, held_out = data.split([kept, len(data) - kept], seed=seed)
+    judges = min(max(1, round(share * len(data))), len(data) - 1)
+    fitted, held_out = data.split([len(data) - judges, judges], seed=seed)
     return fitted, held_out
-
-
-def _scaled(data: RankingDataset, scaling: Scaling) -> RankingDataset:
-    return dataclasses.replace(data, features=scaling.apply(data.features))
 
 
 # --- training and keeping ---------------------------------------------------------------------------------------------
@@ -399,20 +396,12 @@ def _borrowed(name: str) -> Iterator[torch.device]:
             yield make_device(name)
 
 
-def _with_bar(events: Iterator[Step | Epoch], config: Config) -> Iterator[Step | Epoch]:
-    """The same events, with a progress bar of steps, loss and metric."""
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("loss {task.fields[loss]}")
-    seen = TextColumn(f"{config.train.metric} {{task.fields[metric]}}")
-    with Progress(*columns, seen, TimeRemainingColumn()) as bar:
-        task = bar.add_task("epoch 1", total=None, loss="-", metric="-")
-        for event in events:
-            if isinstance(event, Epoch):
-                name = f"epoch {event.epoch} of {config.train.epochs}"
-                bar.update(task, description=name, loss=f"{event.loss:.4f}", metric=f"{event.metric:.4f}")
-            else:
-                done, total = event.epoch * event.steps + event.step, config.train.epochs * event.steps
-                bar.update(task, total=total, completed=done)
-            yield event
+def _recorded(events: Iterator[Step | Epoch], history: list[dict[str, Any]]) -> Iterator[Step | Epoch]:
+    """The same events, every epoch written down on the way."""
+    for event in events:
+        if isinstance(event, Epoch):
+            history.append(event._asdict())
+        yield event
 
 
 def _pack(model: nn.Module, scaling: Scaling) -> dict[str, Tensor]:
