@@ -21,6 +21,7 @@ from rankgrad.train import (
     Epoch,
     Learner,
     NonFiniteError,
+    Objective,
     Progress,
     Step,
     finished,
@@ -229,6 +230,16 @@ def test_a_gradient_that_is_not_finite_is_refused_though_the_loss_is():
     with pytest.raises(NonFiniteError) as caught:  # no list did it alone: all of the step are named
         run(with_(train_epochs=2), learner=learner)
     assert str(caught.value).count(", ") >= 8
+
+
+def test_a_loss_that_is_not_finite_is_refused_though_the_gradient_is():
+    config = with_(train_epochs=1)
+    learner, objective = learner_of(config), make_objective(config)
+    before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
+    spoilt = Objective(lambda *given: objective.values(*given) + math.inf, objective.teaches)
+    with pytest.raises(NonFiniteError, match="step 1 in epoch 1"):
+        list(train(learner, spoilt, TRAIN, VALI, config, CPU))
+    assert same(learner.model.state_dict(), before)
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])

@@ -34,12 +34,6 @@ def write_atomically(path: Path, content: bytes) -> None:
     _settle(path.parent)
 
 
-def clear_unfinished(folder: Path) -> None:
-    """Remove what writes that were killed left behind."""
-    for stray in folder.glob(".*.writing"):
-        stray.unlink(missing_ok=True)
-
-
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors and JSON-able facts into one safetensors file."""
     write_atomically(path, pack(tensors, facts))

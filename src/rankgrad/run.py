@@ -37,7 +37,6 @@ from torch import nn
 from rankgrad import __version__, processes
 from rankgrad.checkpoint import (
     Rotation,
-    clear_unfinished,
     load_tensors,
     pack,
     save_tensors,
@@ -110,7 +109,6 @@ def advance(out: Path) -> Iterator[Step | Epoch]:
 def _advance(config: Config, out: Path, rank: int, world: int, signals: processes.Signals) -> Iterator[Step | Epoch]:
     device = make_device(config.train.device)
     if rank == 0:
-        clear_unfinished(out)
         for stray in out.glob(".scaled-*"):
             shutil.rmtree(stray)
     splits, scaling, fingerprint = shared_splits(config, out, world)
