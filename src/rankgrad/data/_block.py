@@ -1,6 +1,6 @@
 """A block of SVMLight lines into arrays: compiled where lines are plain, strict line by line where not.
 
-The compiled code is imported by the first read, not with this module: numba takes half a second to wake up.
+The compiled code (`_native`) is loaded by the first read.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankgrad.data._line import MAX_INDEX, MAX_LINE, LineError, Row, read_line
+from rankgrad.data._native import address, native
 from rankgrad.data._state import CLAMPED, CLAMPED_LINE, ENTRIES, LINES, ROWS, SEEN, SLOTS, WIDEST, WIDEST_LINE
 
 
@@ -63,18 +64,17 @@ def parse_block(text: bytes, scratch: Scratch, wants_qid: bool = True, limit: in
     >>> block.labels.tolist(), block.qids.tolist(), block.indices.tolist()
     ([2.0, 0.0], [7, 7], [1, 3])
     """
-    from rankgrad.data import _compiled
-
     scratch.make_room(len(text))
     state = np.zeros(SLOTS, np.int64)
-    parts = scratch.indices, scratch.values, scratch.row_ends, scratch.labels, scratch.qids
-    bytes_of_text = np.frombuffer(text, np.uint8)
+    parts = scratch.indices, scratch.values, scratch.row_ends, scratch.labels, scratch.qids, scratch.seen, state
+    places = [address(part) for part in parts]
+    start = address(np.frombuffer(text, np.uint8)) if text else 0
     # Blocks are shorter than MAX_LINE but for a first line put together from many: only that can be too long.
-    fast = _compiled.COMPILED and (len(text) <= MAX_LINE or text.index(b"\n") <= MAX_LINE)
+    compiled = native() if len(text) <= MAX_LINE or text.index(b"\n") <= MAX_LINE else None
     at = 0
     while True:
-        if fast:
-            at = _compiled.read_lines(bytes_of_text, at, wants_qid, limit, *parts, scratch.seen, state)
+        if compiled is not None:
+            at = compiled["read_lines"](start, len(text), at, wants_qid, limit, *places)
         if at == len(text):
             break
         end = text.index(b"\n", at)
@@ -116,10 +116,10 @@ def _append(row: Row, scratch: Scratch, state: np.ndarray) -> None:
 
 def scatter(block: Parsed, dense: np.ndarray, missing: float) -> None:
     """Write a block's rows into dense [n, F], with `missing` where a row has no entry."""
-    from rankgrad.data import _compiled
-
-    if _compiled.COMPILED:
-        _compiled.scatter(block.indices, block.values, block.row_ends, dense, missing)
+    compiled = native()
+    if compiled is not None:
+        parts = address(block.indices), address(block.values), address(block.row_ends)
+        compiled["scatter"](*parts, len(dense), address(dense), dense.shape[1], missing)
     else:
         lengths = np.diff(block.row_ends, prepend=0)
         dense[:] = missing
