@@ -389,9 +389,12 @@ def test_demo_trains_the_rivals_and_says_where_they_are(run, monkeypatch, tmp_pa
     assert f"the runs are in runs/{folder.name}" in out
     assert sorted(path.name for path in folder.iterdir()) == sorted(small)
     assert max(map(len, out.splitlines())) <= 80
-    code, out, err = run("demo", "--out", folder)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").touch()
+    code, out, err = run("demo", "--out", tmp_path / "mine")
     assert (code, out) == (2, "")
-    assert "exists already" in err
+    assert "mine exists already; expected a new folder" in err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -441,11 +444,12 @@ MISTAKES = [
     ("train --resume absent", "absent is not a run: it has no config.toml"),
     ("train --resume {runs}/first", "is finished; there is nothing to resume"),
     ("train --resume {runs}/first --epochs 9", "first/config.toml; expected no DATA and no other setting"),
+    ("train --resume {runs}/first --set train.epochs=9", "first/config.toml; expected no DATA and no other setting"),
     ("evaluate {runs}/first", "missing argument 'DATA'; see rankgrad evaluate --help"),
     ("evaluate absent {data}/letor", "absent is not a run"),
     ("evaluate {data} {data}/letor", "is not a run"),
     ("evaluate {runs}/first absent", "absent does not exist"),
-    ("evaluate {runs}/first {data}/wide.txt", "5"),
+    ("evaluate {runs}/first {data}/wide.txt", "has an index beyond the 3 features expected"),
     ("evaluate {runs}/first {data}/letor --split dev", "has no split 'dev'; it has train, vali, test"),
     ("evaluate {runs}/first {data}/letor --metric auc", "'auc' is not a metric"),
     ("rank {runs}/first {data}/letor --format csv", "there is no format 'csv'; expected one of scores, trec"),
