@@ -121,7 +121,11 @@ def on_its_own_machine(out, config):
     """As if no folder were shared: the second process is told of another one."""
     rank = os.environ["RANK"]
     os.environ |= {"GROUP_RANK": rank, "LOCAL_RANK": "0"}
-    children.train(out if rank == "0" else out.with_name("elsewhere") / "run", None, config)
+    own = out if rank == "0" else out.with_name("elsewhere") / "run"
+    if rank == "1":
+        (own / ".scaled-1" / "train").mkdir(parents=True)  # left by a run that was killed while it read
+        (own / ".scaled-1" / "train" / "manifest.json").touch()
+    children.train(own, None, config)
 
 
 def test_machines_need_not_share_the_run_s_folder_and_only_the_first_keeps_anything(single, tmp_path):
@@ -140,6 +144,7 @@ def test_a_run_is_resumed_by_any_number_of_processes(single, tmp_path):
     one = tmp_path / "one"
     run.begin(CONFIG, one)
     assert children.code(children.start(children.train, one, Trap(7, at="step", what="SIGTERM"))) == INTERRUPTED
+    (one / ".scaled-7").mkdir()  # left by processes that were killed while they read
     together(one, config=None)
     assert_alike(one, single)
     two = together(tmp_path / "two", trap=Trap(7, at="step", what="SIGTERM"), expected=INTERRUPTED)

@@ -88,6 +88,8 @@ def advance(out: Path) -> Iterator[Step | Epoch]:
             raise ValueError(f"the run {out} is finished; there is nothing to resume")
         words = config_file.read_bytes()
         loads(words.decode(), str(config_file))  # before joining: a process that fails alone leaves the others waiting
+        for stray in out.glob(".scaled-*"):  # of processes that were killed while they read
+            shutil.rmtree(stray)
     # Signals are handled once all have met, because nothing interrupts that wait, and until they have parted.
     with processes.Signals(out) as signals, processes.joined() as (rank, world):
         signals.listen()
@@ -108,9 +110,6 @@ def advance(out: Path) -> Iterator[Step | Epoch]:
 
 def _advance(config: Config, out: Path, rank: int, world: int, signals: processes.Signals) -> Iterator[Step | Epoch]:
     device = make_device(config.train.device)
-    if rank == 0:
-        for stray in out.glob(".scaled-*"):
-            shutil.rmtree(stray)
     splits, scaling, fingerprint = shared_splits(config, out, world)
     train_set = splits["train"]
     units = max(1, int(train_set.labels.max())) if parse_loss(config.loss.name)[0] == "ordinal" else 1

@@ -27,6 +27,7 @@ def shared_splits(config: Config, out: Path, world: int) -> tuple[dict[str, Rank
     local, number = processes.machine()
     folder = out / f".scaled-{number}"
     if local == 0:
+        shutil.rmtree(folder, ignore_errors=True)
         splits, scaling, fingerprint = load_splits(config)
         for name, split in splits.items():
             split.save(folder / name)
