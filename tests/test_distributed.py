@@ -20,7 +20,7 @@ from children import INTERRUPTED, REFUSED, Trap
 from rankgrad import run
 from rankgrad.checkpoint import Rotation, load_tensors
 from rankgrad.config import Config, Data, Loss, Model, Optimiser, Train
-from rankgrad.data.synthetic import synthetic
+from rankgrad.data.synthesis import synthetic
 
 # 30 queries in batches of 7: the last batch has two. No dropout, because processes draw their own.
 CONFIG = Config(

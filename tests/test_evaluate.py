@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.synthetic import synthetic
+from rankgrad.data.synthesis import synthetic
 from rankgrad.evaluate import evaluate, judge, mean, score, summarise
 from rankgrad.metrics import average_precision, ndcg
 from rankgrad.models import MLP, Transformer

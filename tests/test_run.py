@@ -22,7 +22,7 @@ from rankgrad import run
 from rankgrad.checkpoint import Rotation, load_tensors
 from rankgrad.config import Config, Data, Loss, Model, Optimiser, Train, loads
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.synthetic import synthetic
+from rankgrad.data.synthesis import synthetic
 from rankgrad.evaluate import summarise
 from rankgrad.losses import LOSSES
 from rankgrad.resolve import resolve

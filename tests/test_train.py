@@ -12,7 +12,7 @@ import torch
 from rankgrad.config import Config, Data, Loss, Model, Optimiser, Train
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import fit_scaling
-from rankgrad.data.synthetic import synthetic
+from rankgrad.data.synthesis import synthetic
 from rankgrad.evaluate import evaluate, mean
 from rankgrad.losses import LOSSES
 from rankgrad.resolve import make_model, make_objective

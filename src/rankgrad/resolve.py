@@ -21,7 +21,7 @@ from rankgrad.data.scaling import KINDS
 from rankgrad.losses import LOSSES, teaching
 from rankgrad.metrics import parse_metric
 from rankgrad.models import MLP, MODELS, Linear, Transformer
-from rankgrad.precision import PRECISIONS
+from rankgrad.numerics import PRECISIONS
 from rankgrad.train import OPTIMISERS, SCHEDULES, Objective
 
 

@@ -48,7 +48,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling
 from rankgrad.data.sources import check_source, read_lists
 from rankgrad.evaluate import evaluate, score, summarise
-from rankgrad.precision import threads_and_precision
+from rankgrad.numerics import threads_and_precision
 from rankgrad.processes import InterruptedRunError as InterruptedRunError  # raised by `advance`
 from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve
 from rankgrad.splits import scaled, shared_splits

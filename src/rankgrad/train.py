@@ -27,7 +27,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.randomness import mix
 from rankgrad.evaluate import evaluate, mean
 from rankgrad.metrics import parse_metric
-from rankgrad.precision import usable_bfloat16
+from rankgrad.numerics import usable_bfloat16
 
 LAG = 8  # steps a GPU may be ahead of what the host has read of it
 SCHEDULES = ("constant", "step", "cosine", "plateau")
