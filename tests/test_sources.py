@@ -77,6 +77,12 @@ def test_endings_may_be_in_capitals(tmp_path):
     assert read_lists(str(tmp_path / "test.Csv")).feature_names == ("bm25", "clicks")
 
 
+def test_splits_that_somebody_saved_need_no_summary(tmp_path):
+    for split in ("train", "test"):
+        synthetic("tiny", split).save(tmp_path / split)
+    assert [len(data) for data in read_splits(str(tmp_path)).values()] == [30, 10]
+
+
 def test_only_the_split_that_is_asked_for_is_read(tmp_path):
     texts = write(tmp_path / "texts", ["train.txt", "vali.txt", "test.txt"])
     tables = write(tmp_path / "tables", ["train.csv", "test.csv"], TABLE)

@@ -144,7 +144,7 @@ def _refuse_unfinished(folder: Path, splits: Sequence[str]) -> None:
     """`prepare` writes its summary last: splits of its own without one are not all there are."""
     for split in splits if not (folder / SUMMARY).is_file() else ():
         origin = read_manifest(folder / split).get("provenance", {})
-        if origin.get("split") == split and "selected" not in origin:
+        if origin.get("split") == split and "fold" in origin and "selected" not in origin:
             raise ValueError(
                 f"{folder} was prepared but its {SUMMARY} is missing, so that it may be incomplete; expected the whole "
                 "folder; prepare the data again with overwrite"
