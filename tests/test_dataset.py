@@ -253,6 +253,8 @@ def flip(path, at=-1):
         (lambda d: (d / "manifest.json").unlink(), "holds no manifest.json"),
         (lambda d: os.truncate(d / "manifest.json", 100), "not readable JSON"),
         (lambda d: (d / "manifest.json").write_text("[]"), "does not describe"),
+        (lambda d: edit(d, '"arrays"', '"others"'), "does not describe"),
+        (lambda d: [(d / "manifest.json").unlink(), (d / "manifest.json").mkdir()], "holds no manifest.json"),
         (lambda d: edit(d, '"version": 1', '"version": 2'), "format version 2"),
         (lambda d: edit(d, '"documents": 6', '"documents": 7'), "its own checksum"),
         (lambda d: edit(d, '"features"', '"../x"'), "its own checksum"),

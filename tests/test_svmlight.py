@@ -469,6 +469,9 @@ def test_bad_arguments(tmp_path):
             read_svmlight(path, **arguments)
     with pytest.raises(ValueError, match="empty list"):
         read_svmlight([])
+    for wrong in (None, 5, b"data.txt", [path, None]):
+        with pytest.raises(ValueError, match="path is .*; expected the path of a file, or a list of paths"):
+            read_svmlight(wrong)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         read_svmlight(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="is a folder; expected a file; give the files in it"):

@@ -214,6 +214,10 @@ def test_refused_sources(tmp_path):
             "cannot read the pandas table: .*; expected columns of one",
         ),
         (pl.DataFrame(COLUMNS).with_columns(pl.col("n").cast(pl.Int128)), "cannot read the polars table"),
+        (
+            pd.DataFrame(COLUMNS).assign(a=[[1], [2], [3], [4]]),
+            "row 1, column 'a' is \\[1\\], in a column of type list",
+        ),
         (pd.Series([1]), "cannot read a table from Series; expected a path"),
         (pl.Series([1]), "cannot read"),
         (arrow(qid=["a", "a\0", "b", "b"]), "row 2, column 'qid' holds a NUL character"),

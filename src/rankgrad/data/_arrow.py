@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 PARQUET, TEXT, ARROW = (".parquet", ".pq"), (".csv", ".tsv"), (".arrow", ".feather", ".ipc")
 ARCHIVES = (".gz", ".bz2", ".zst")
-NULLS = {"NA", "N/A", "NULL", "Null", "null", "None", "none"}
+NULLS = ("NA", "N/A", "NULL", "Null", "null", "None", "none")
 
 
 class Table(NamedTuple):

@@ -142,11 +142,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise ValueError(f"{path.parent} holds no {MANIFEST}; expected a folder written by save()") from None
     except ValueError as error:
         raise ValueError(f"{path} is not readable JSON: {error}; prepare the data again") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or "arrays" not in manifest:
         raise ValueError(f"{path} does not describe a {FORMAT}; expected a folder written by save()")
     if manifest.get("version") != VERSION:
         raise ValueError(

@@ -323,7 +323,10 @@ def _nth_line(text: bytes, number: int) -> bytes:
 
 
 def _as_paths(name: str, given: PathLike | Sequence[PathLike]) -> list[Path]:
-    paths = [Path(given)] if isinstance(given, str | os.PathLike) else [Path(path) for path in given]
+    try:
+        paths = [Path(given)] if isinstance(given, str | os.PathLike) else [Path(path) for path in given]
+    except TypeError:
+        raise ValueError(f"{name} is {given!r}; expected the path of a file, or a list of paths") from None
     if not paths:
         raise ValueError(f"{name} is an empty list; expected one file or several")
     return paths

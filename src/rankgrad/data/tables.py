@@ -41,8 +41,9 @@ def read_table(
       order of the first table (of the columns in which pandas stores a row index, none). They must be numbers or
       booleans. Null and NaN become `missing` (a number that float32 holds, or NaN); infinity is refused; what is finite
       but beyond float32 becomes the largest float32: `provenance["clamped"]` counts these,
-      `provenance["first_clamped"]` is the place of the first, and a warning is logged. Numbers of a CSV file are
-      rounded to float64 first, so that a rare one differs in the last bit from the float32 nearest to its text.
+      `provenance["first_clamped"]` is the place of the first, and a warning is logged. Numbers of a CSV file, and
+      integers of a column with nulls, are rounded to float64 first, so that a rare one differs in the last bit from
+      the float32 nearest to it.
     - `label`: numbers, finite, not negative. `qid`: integers or text. `weight`: one number per query, the same in
       all its rows. None of them may be null.
     - `scattered`: rows of a query that are not together are grouped at the place of its first row, or refused;
