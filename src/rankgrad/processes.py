@@ -36,9 +36,6 @@ def joined() -> Iterator[tuple[int, int]]:
         yield dist.get_rank(), dist.get_world_size()
     except BaseException as error:
         _forget_frames(error)
-        if isinstance(error, InterruptedRunError):
-            with contextlib.suppress(ValueError):  # not the main thread
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all when it has lost one: we leave
         raise
     finally:
         gc.collect()  # a gloo group that is destroyed before its DistributedDataParallel aborts now and then
@@ -100,10 +97,11 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
         if not self.patient:
             raise InterruptedRunError(f"stopped; nothing is lost; go on with: rankgrad train --resume {self._out}")
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self.take:
-                signal.signal(number, handler)
+            # torchrun sends SIGTERM to all when it has lost one: who is leaving already has a last word to say.
+            leaving = number == signal.SIGTERM and _launched() and isinstance(error, InterruptedRunError)
+            signal.signal(number, signal.SIG_IGN if leaving else handler)
 
 
 def _launched() -> bool:

@@ -101,7 +101,7 @@ def advance(out: Path) -> Iterator[Step | Epoch]:
             if world == 1 or not _lost_a_process(error):
                 raise
             raise InterruptedRunError(
-                f"another process of the run ended ({str(error).splitlines()[0]}); its own message says why; go on with: "
+                "another process of the run ended, and its own message says why; what was learned is saved; go on with: "
                 f"rankgrad train --resume {out}"
             ) from error
         finally:
