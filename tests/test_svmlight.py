@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import svmlight_reference as reference
-from rankgrad.data import _block, _line, _matrix, _native, _text, svmlight
+from rankgrad.data import _block, _compiled, _line, _matrix, _text, svmlight
 from rankgrad.data.svmlight import read_svmlight
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -27,16 +27,11 @@ MAX = float(np.finfo(np.float32).max)
 GOOD = b"2 qid:7 1:0.5 3:1\n0 qid:7 2:4\n1 qid:9 1:3\n"
 
 
-def use_compiled(wanted, monkeypatch):
-    for module in (_block, _matrix):
-        monkeypatch.setattr(module, "native", _native.native if wanted else lambda: None)
-
-
 @pytest.fixture(params=["compiled", "plain", "small blocks"])
 def path_taken(request, monkeypatch):
     """Every way a line can go: the compiled reader, Python alone, and lines cut by the ends of blocks."""
     if request.param == "plain":
-        use_compiled(False, monkeypatch)
+        monkeypatch.setattr(_compiled, "COMPILED", False)
     if request.param == "small blocks":
         monkeypatch.setattr(_text, "BLOCK", 12)
 
@@ -584,7 +579,7 @@ documents = st.lists(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(documents=documents, compiled=st.booleans(), block=st.sampled_from([7, 64, 1 << 20]))
 def test_random_valid_files_round_trip(documents, compiled, block, tmp_path, monkeypatch):
-    use_compiled(compiled, monkeypatch)
+    monkeypatch.setattr(_compiled, "COMPILED", compiled)
     monkeypatch.setattr(_text, "BLOCK", block)
     text = ""
     for label, query, entries, blank, comment, end in documents:
@@ -663,7 +658,7 @@ def test_edited_files_get_the_verdict_of_the_slow_reader(part, tmp_path, monkeyp
         path = write(tmp_path, content)
         monkeypatch.setattr(_text, "BLOCK", rng.choice([20, *[1 << 20] * 9]))
         for compiled in (True, False):
-            use_compiled(compiled, monkeypatch)
+            monkeypatch.setattr(_compiled, "COMPILED", compiled)
             if mistake is None:
                 assert_same(read_svmlight(path, features=100), expected)
                 continue
@@ -700,45 +695,30 @@ def test_lightgbm_example_with_its_group_sizes(part, queries, rows):
     assert set(data.labels) == {0, 1, 2, 3, 4}
 
 
-READ = """
+def test_numba_wakes_up_with_the_reader_and_not_before():
+    code = """
 import sys
-{before}
 import rankgrad.data.catalogue, rankgrad.data.sources
-from rankgrad.data import _native
-from rankgrad.data.svmlight import read_svmlight
-print(any(sys.modules.get(name) for name in ("llvmlite", "numba", "torch", "pyarrow")))
-data = read_svmlight({path!r})
-print(data.features.tolist(), data.rows.tolist(), _native.native() is not None, bool(sys.modules.get("numba")))
+rankgrad.data.sources.read_splits("synthetic:tiny")
+print("numba" in sys.modules)
+from rankgrad.data import read_svmlight
+print("numba" in sys.modules)
 """
-SCATTERED = b"2 qid:7 1:0.5 3:1\n0 qid:8 2:4\n1 qid:7 1:3\n"
-
-
-def read_elsewhere(path, before="", **environment):
-    code = READ.format(before=before, path=str(path))
-    result = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    early, values, compiled, numba = re.fullmatch(r"(\w+)\n(.*\]) (\w+) (\w+)\n", result.stdout).groups()
-    assert early == "False"  # nothing heavy is imported before the first read
-    assert values == "[[0.5, 0.0, 1.0], [3.0, 0.0, 0.0], [0.0, 4.0, 0.0]] [0, 2, 1]"
-    return compiled == "True", numba == "True"
-
-
-def test_numba_compiles_once_and_is_not_needed_again(tmp_path):
-    path, folder = write(tmp_path, SCATTERED), tmp_path / "cache"
-    assert read_elsewhere(path, NUMBA_CACHE_DIR=str(folder)) == (True, True)
-    (kept,) = folder.iterdir()
-    assert read_elsewhere(path, "sys.modules['numba'] = None", NUMBA_CACHE_DIR=str(folder)) == (True, False)
-    code = bytearray(kept.read_bytes())
-    code[-100] ^= 1
-    kept.write_bytes(code)  # damaged: not used
-    assert read_elsewhere(path, "sys.modules['numba'] = None", NUMBA_CACHE_DIR=str(folder)) == (False, False)
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout == "False\nTrue\n"
 
 
 def test_reads_without_numba(tmp_path):
-    path = write(tmp_path, SCATTERED)
-    assert read_elsewhere(path, "sys.modules['numba'] = sys.modules['llvmlite'] = None") == (False, False)
-    assert read_elsewhere(path, NUMBA_DISABLE_JIT="1") == (False, False)
+    path = write(tmp_path, b"2 qid:7 1:0.5 3:1\n0 qid:8 2:4\n1 qid:7 1:3\n")
+    code = f"""
+import sys
+sys.modules["numba"] = None
+from rankgrad.data.svmlight import read_svmlight
+data = read_svmlight({str(path)!r})
+print(data.features.tolist(), data.rows.tolist())
+"""
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout == "[[0.5, 0.0, 1.0], [3.0, 0.0, 0.0], [0.0, 4.0, 0.0]] [0, 2, 1]\n"
 
 
 def test_memory_stays_near_the_result(tmp_path):

@@ -3,8 +3,8 @@
 `read_lines` reads line after line and stops *before* the first line it will not judge by itself: anything
 that may be an error, and the rare number whose float32 it cannot prove correctly rounded. Such a line is
 for `rankgrad.data._line`, which accepts or refuses it; so the rules stand in one place, and this module may
-only be cautious, never lenient. No file and no Python object is touched and nothing can fail: the functions take
-addresses and sizes. `ENTRY_POINTS` are what `rankgrad.data._native` keeps as machine code.
+only be cautious, never lenient. Everything here works on arrays: no file and no Python object is touched,
+and the interpreter's lock is released. Where COMPILED is False, only `permute_rows` may be called.
 
 How a token becomes a float32: up to 18 significant digits m (more are cut) and a power of ten give the
 float64 m * 10^e with a relative error below 3.2 * 2^-53. A float32 is that float64 without its last 29 bits,
@@ -20,13 +20,21 @@ of the speed. Signed and unsigned must not meet in one expression (numba makes t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 
 from rankgrad.data._state import CLAMPED, CLAMPED_LINE, ENTRIES, LINES, ROWS, SEEN, WIDEST, WIDEST_LINE
 from rankgrad.data.values import MAX_FLOAT32
+
+try:
+    import numba
+except ImportError:  # a Python that numba does not know yet
+    numba = None  # type: ignore[assignment]
+
+# Otherwise the strict reader reads every line.
+COMPILED = numba is not None and not getattr(numba.config, "DISABLE_JIT", False)
 
 _U = np.uint64
 _ONE, _TWO, _FOUR, _ZERO_DIGIT, _NINE, _BASE = _U(1), _U(2), _U(4), _U(48), _U(9), _U(10)
@@ -36,18 +44,17 @@ _DIGITS = 18  # the most that always fit an int64
 _TEN = np.array([float(f"1e{e}") for e in range(64)])
 _TENTH = np.array([float(f"1e-{e}") for e in range(_DIGITS + 1)])
 _LAST_BITS, _MIDDLE, _WINDOW = (1 << 29) - 1, 1 << 28, 4
-_TENS = np.array([10**e for e in range(_DIGITS + 1)])
 _EXACT = 1 << 53  # integers below are exact in float64
 _LARGEST_DOUBLE = 179769313486231580  # the first 18 digits of where float64 overflows
 
-_SIZE, _BYTES, _INTS = numba.int64, numba.types.CPointer(numba.uint8), numba.types.CPointer(numba.int32)
-_LONGS, _SINGLES = numba.types.CPointer(numba.int64), numba.types.CPointer(numba.float32)
 
-_compile = numba.njit(error_model="numpy")
-
-
-def _entry(result: Any, *arguments: Any) -> Any:
-    return numba.cfunc(result(*arguments), error_model="numpy")
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    if numba is None:
+        return function
+    try:
+        return numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # no folder to keep the compiled code in: compile once per process
+        return numba.njit(nogil=True)(function)
 
 
 @_compile
@@ -126,7 +133,7 @@ def _any_number(text, at):
         return _PLAIN, 0.0, at
     size = digits + exponent  # 10^(size - 1) <= magnitude < 10^size
     if size > 39:
-        if size < 309 or (size == 309 and mantissa * _TENS[_DIGITS - digits] < _LARGEST_DOUBLE):
+        if size < 309 or (size == 309 and mantissa * 10 ** (_DIGITS - digits) < _LARGEST_DOUBLE):
             return _CLAMPED, MAX_FLOAT32, at
         return _UNSURE, 0.0, at
     if size < -36:  # subnormal float32 are rounded at another bit
@@ -145,28 +152,24 @@ def _any_number(text, at):
 
 
 @_compile
-def _repeats(indices, start, end, seen):
-    """Whether an index of indices[start:end] comes twice (or is too large to tell). seen[i]: the last call that met i; seen[0] counts."""
+def _repeats(indices, seen):
+    """Whether an index comes twice (or is too large to tell). seen[i]: the last call that met i; seen[0] counts."""
     seen[0] += 1
-    for entry in range(start, end):
-        index = indices[entry]
+    for index in indices:
         if index >= SEEN or seen[index] == seen[0]:
             return True
         seen[index] = seen[0]
     return False
 
 
-@_entry(
-    *(_SIZE, _BYTES, _SIZE, _SIZE, _SIZE, _SIZE),
-    *(_INTS, _SINGLES, _LONGS, _SINGLES, _LONGS, _LONGS, _LONGS),
-)
-def read_lines(text, length, at, wants_qid, limit, indices, values, row_ends, labels, qids, seen, state):
-    """Read the lines of text[at:length], which ends with a newline; return the start of the line it stopped before.
+@_compile
+def read_lines(text, at, wants_qid, limit, indices, values, row_ends, labels, qids, seen, state):
+    """Read the lines of text[at:], which ends with a newline; return the start of the line it stopped before.
 
     Row r has label labels[r], query qids[r] and the entries row_ends[r - 1]:row_ends[r] of indices (from 1,
     at most `limit`) and values. `seen` [SEEN] and `state` [SLOTS] begin as zeros and go on from call to call.
     """
-    at, stop, limit = _U(at), _U(length), _U(limit)
+    at, stop, limit = _U(at), _U(len(text)), _U(limit)
     rows, entries, lines = _U(state[ROWS]), _U(state[ENTRIES]), state[LINES]
     line = at
     while at < stop:
@@ -185,7 +188,7 @@ def read_lines(text, length, at, wants_qid, limit, indices, values, row_ends, la
                 break
             labels[rows] = value
             clamped += status
-            if wants_qid != 0:
+            if wants_qid:
                 if text[at] != _SPACE and text[at] != _TAB:
                     break
                 while text[at] == _SPACE or text[at] == _TAB:
@@ -272,7 +275,7 @@ def read_lines(text, length, at, wants_qid, limit, indices, values, row_ends, la
                     clamped += status
                     values[entries] = -value if negative else value
                     entries += _ONE
-            if unsure or (not rising and _repeats(indices, start, entries, seen)):
+            if unsure or (not rising and _repeats(indices[start:entries], seen)):
                 break
         if text[at] == _HASH:
             while text[at] != _NEWLINE:
@@ -297,41 +300,31 @@ def read_lines(text, length, at, wants_qid, limit, indices, values, row_ends, la
     return np.int64(line)
 
 
-@_entry(numba.void, _INTS, _SINGLES, _LONGS, _SIZE, _SINGLES, _SIZE, numba.float32)
-def scatter(indices, values, row_ends, rows, dense, width, missing):
-    """Write the entries of each row into the row of dense [rows, width], and `missing` where there is none."""
-    entry, start, width = _U(0), _U(0), _U(width)
-    for row in range(rows):
-        end = _U(row_ends[row])
-        if end - entry < width:
-            for cell in range(start, start + width):
-                dense[cell] = missing
+@_compile
+def scatter(indices, values, row_ends, dense, missing):
+    """Write the entries of each row into the row of dense [rows, F], and `missing` where there is none."""
+    entry = _U(0)
+    for row in range(len(row_ends)):
+        cells, end = dense[row], _U(row_ends[row])
+        if end - entry < _U(len(cells)):
+            cells[:] = missing
         while entry < end:
-            dense[start + _U(indices[entry]) - _ONE] = values[entry]
+            cells[_U(indices[entry]) - _ONE] = values[entry]
             entry += _ONE
-        start += width
 
 
-@_entry(numba.void, _SINGLES, _SIZE, _SIZE, _LONGS, _BYTES, _SINGLES)
-def permute_rows(matrix, rows, width, order, done, first):
-    """Put row order[r] of matrix [rows, width] into row r, in place, for a permutation: cycle by cycle.
-
-    `done` [rows] begins as zeros; `first` [width] is room for a row.
-    """
-    for start in range(rows):
+@_compile
+def permute_rows(matrix, order):
+    """Put row order[r] of a matrix into row r, in place, for a permutation: cycle by cycle."""
+    done = np.zeros(len(order), np.bool_)
+    for start in range(len(order)):
         if done[start] or order[start] == start:
             continue
-        for cell in range(width):
-            first[cell] = matrix[start * width + cell]
+        first = matrix[start].copy()
         row = start
         while order[row] != start:
-            for cell in range(width):
-                matrix[row * width + cell] = matrix[order[row] * width + cell]
-            done[row] = 1
+            matrix[row] = matrix[order[row]]
+            done[row] = True
             row = order[row]
-        for cell in range(width):
-            matrix[row * width + cell] = first[cell]
-        done[row] = 1
-
-
-ENTRY_POINTS = {"read_lines": read_lines, "scatter": scatter, "permute_rows": permute_rows}
+        matrix[row] = first
+        done[row] = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from rankgrad.data._block import Parsed, scatter
-from rankgrad.data._native import address, native
 
 RESERVE = 1 << 30  # bytes set aside at most before they are needed
 SPARE = 64 << 20  # bytes of room added when that was too little
@@ -67,14 +66,3 @@ class GrowingMatrix:
             place = self._cells[first * stride : last * stride].reshape(last - first, stride)
             place[:, :kept] = chunk
             place[:, kept:] = self.missing
-
-
-def permute_rows(matrix: np.ndarray, order: np.ndarray) -> None:
-    """Put row order[r] of a float32 matrix into row r, in place, for a permutation."""
-    compiled = native()
-    if compiled is None:
-        matrix[:] = matrix[order]  # in the memory of two
-        return
-    order, done = np.ascontiguousarray(order, np.int64), np.zeros(len(order), np.uint8)
-    first = np.empty(matrix.shape[1], np.float32)
-    compiled["permute_rows"](address(matrix), *matrix.shape, address(order), address(done), address(first))

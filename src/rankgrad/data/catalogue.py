@@ -20,7 +20,6 @@ from rankgrad.data._published import CATALOGUE, SPLITS, Entry
 from rankgrad.data._text import blocks
 from rankgrad.data.dataset import Description, RankingDataset
 from rankgrad.data.storage import is_saved, replacing
-from rankgrad.data.svmlight import read_svmlight
 from rankgrad.data.values import as_whole
 
 SUMMARY = "summary.txt"
@@ -259,6 +258,8 @@ def read_layout(layout: Layout, progress: Progress | None = None) -> Iterator[tu
         start, size = done, sum(p.stat().st_size for p in paths)
         done += size
         tell = None if progress is None else lambda now, of: progress(start + size * now // max(of, 1), total)
+        from rankgrad.data.svmlight import read_svmlight  # loads compiled code: only text needs it
+
         return read_svmlight(paths, features=entry.features if entry else None, progress=tell)
 
     if entry:

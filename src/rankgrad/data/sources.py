@@ -16,7 +16,6 @@ from rankgrad.data._published import CATALOGUE, SPLITS
 from rankgrad.data.catalogue import SUMMARY, Progress, read_layout, recognise
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.storage import MANIFEST, read_manifest
-from rankgrad.data.svmlight import read_svmlight
 from rankgrad.data.synthesis import SIZES, synthetic
 from rankgrad.data.tables import read_table
 
@@ -77,6 +76,8 @@ def read_lists(
         if found is None:
             layout = recognise(path, fold=fold)
             entry = CATALOGUE.get(layout.dataset or "")
+            from rankgrad.data.svmlight import read_svmlight  # loads compiled code: half a second that only text costs
+
             read = partial(read_svmlight, features=features or (entry.features if entry else None), progress=progress)
             found = {name: partial(read, files) for name, files in layout.files.items()}
         if split not in found and len(found) > 1:
@@ -133,6 +134,8 @@ def _read_file(
 ) -> RankingDataset:
     if _is_table(path):
         return read_table(path, features=names)
+    from rankgrad.data.svmlight import read_svmlight
+
     return read_svmlight(path, features=features, progress=progress)
 
 

@@ -23,8 +23,7 @@ import numpy as np
 from rankgrad.data import _text
 from rankgrad.data._block import BlockError, Parsed, Scratch, parse_block
 from rankgrad.data._line import MAX_INDEX, clamped_column, find_index, quote
-from rankgrad.data._matrix import GrowingMatrix, permute_rows
-from rankgrad.data._native import native
+from rankgrad.data._matrix import GrowingMatrix
 from rankgrad.data._text import blocks
 from rankgrad.data.arrays import first_return, group_rows
 from rankgrad.data.dataset import RankingDataset
@@ -99,6 +98,8 @@ def read_svmlight(
         offsets, query_ids, order = np.concatenate(([0], np.cumsum(sizes))), np.arange(len(sizes)), None
     matrix = reading.matrix.finish(reading.width)
     if order is not None:
+        from rankgrad.data._compiled import permute_rows
+
         permute_rows(matrix, order)
         labels = labels[order]
     files = [
@@ -194,7 +195,6 @@ def _read(
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Read the files in order: several threads parse blocks, this one puts them together."""
-    native()  # the code is loaded once, not by every thread
     affinity = getattr(os, "sched_getaffinity", None)  # the cores we may use, where the system tells
     workers = min(len(affinity(0)) if affinity else os.cpu_count() or 1, 16)
     scratches = [Scratch() for _ in range(workers + 2)]
