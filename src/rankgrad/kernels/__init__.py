@@ -1,0 +1,70 @@
+"""Triton twins of the mathematics, and which path a tensor gets. Imports nothing of rankgrad, and triton only when used.
+
+A twin computes the same values and gradients as its torch path, in float32, without an [L, L] tensor. `choose` decides:
+
+    backend="torch"    the torch path, always
+    backend="triton"   the kernels, or a ValueError that says why they cannot run
+    backend="auto"     the kernels for CUDA tensors of float32, bfloat16 or float16 when triton is installed and the shape
+                       fits; the torch path otherwise (CPU tensors, float64, empty tensors, lists longer than `longest`)
+
+Under TRITON_INTERPRET=1 (set before triton is first imported) backend="triton" also takes CPU tensors: that is how the
+tests run, and far slower than the torch path.
+"""
+
+import functools
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+LONGEST_SCALED_SORT = 256  # documents: the matrix of one list stays in the registers of one or two programs
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def choose(backend: str, scores: Tensor, longest: int | None = None) -> str:
+    """ "torch" or "triton" for scores [..., L]; `longest` is the longest list the kernel takes.
+
+    >>> choose("auto", torch.zeros(3))
+    'torch'
+    >>> choose("fast", torch.zeros(3))
+    Traceback (most recent call last):
+    ...
+    ValueError: backend must be one of 'auto', 'torch', 'triton', got 'fast'
+    """
+    if backend not in ("auto", "torch", "triton"):
+        raise ValueError(f"backend must be one of 'auto', 'torch', 'triton', got {backend!r}")
+    if backend == "torch":
+        return "torch"
+    reason = _why_not(scores, longest)
+    if not reason:
+        # The interpreter is for tests: nobody gets it without asking.
+        return "triton" if backend == "triton" or scores.device.type == "cuda" else "torch"
+    if backend == "triton" and scores.numel():
+        raise ValueError(f"backend='triton' cannot run here: {reason}")
+    return "torch"
+
+
+def _why_not(scores: Tensor, longest: int | None) -> str:
+    """What keeps the kernels from these scores, as half a sentence; empty if nothing does."""
+    if scores.device.type != "cuda" and not (scores.device.type == "cpu" and _interpreted()):
+        return f"the scores are on {scores.device}; move them to a CUDA device, or use backend='auto'"
+    if scores.dtype not in _DTYPES:
+        return f"kernels compute in float32 and the scores are {scores.dtype}; call scores.float(), or use backend='auto'"
+    if scores.dim() < 1 or scores.numel() == 0:
+        return "there are no scores"
+    if longest is not None and scores.shape[-1] > longest:
+        return f"lists may have up to {longest} documents, got {scores.shape[-1]}; use backend='auto'"
+    if not _installed():
+        return "triton is not installed; pip install triton, or use backend='auto'"
+    return ""
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None

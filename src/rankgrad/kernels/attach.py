@@ -1,0 +1,31 @@
+"""Values and gradients that a kernel computed together, put into torch's graph: backward only multiplies."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Attach(torch.autograd.Function):
+    """The loss of lists whose values and gradients are known, reduced as the caller asks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, values: Tensor, gradient: Tensor, weighs: Tensor, reduction: str
+    ) -> Tensor:
+        """scores [..., L], values [B], gradient [B, L] in float32, weighs [B] -> the loss."""
+        ctx.shape, ctx.dtype, ctx.reduction = scores.shape, scores.dtype, reduction
+        total = weighs.sum().clamp_(min=1) if reduction == "mean" else None
+        ctx.save_for_backward(gradient, total)
+        if reduction == "none":
+            return values.view(scores.shape[:-1])
+        return values.sum() if total is None else values.sum() / total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """d/d scores."""
+        gradient, total = ctx.saved_tensors
+        factor = grad.reshape(-1, 1) if ctx.reduction == "none" else grad
+        factor = factor if total is None else factor / total
+        return (gradient * factor).to(ctx.dtype).view(ctx.shape), None, None, None, None

@@ -1,0 +1,196 @@
+"""Pairwise losses and ApproxNDCG: value and gradient of each list in one pass over its pairs, tile by tile."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rankgrad.kernels.attach import Attach
+from rankgrad.kernels.lists import PAIR, RELEVANT, summarise
+
+KINDS = {"ranknet": 0, "lambdarank": 1, "ndcg_loss1": 2, "ndcg_loss2": 3, "ndcg_loss2pp": 4}
+_BI, _BJ = 32, 64
+
+
+def pairwise(
+    name: str,
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    *,
+    gain: str | Tensor,
+    k: int | None,
+    pairs: str,
+    mu: float,
+    reduction: str,
+) -> Tensor:
+    """The loss `name` of rankgrad.losses.pairwise, scores [..., L] -> scalar; a gain may be a tensor like the labels."""
+    length = scores.shape[-1]
+    flat = scores.detach().reshape(-1, length)
+    lists = summarise(
+        flat,
+        labels.detach().reshape(-1, length),
+        None if mask is None else mask.reshape(-1, length),
+        gain=gain.reshape(-1, length) if isinstance(gain, Tensor) else gain,
+        k=k,
+        teaches=PAIR,
+    )
+    blocks = triton.cdiv(length, _BI)
+    gradient = lists.scores.new_empty(flat.shape)
+    values = lists.scores.new_empty(len(flat), blocks)
+    _pairs[(len(flat), blocks)](
+        lists.scores, lists.labels, lists.mask, lists.rank, lists.gain, lists.discount, lists.steps,
+        lists.value_scale, lists.grad_scale, values, gradient, length, 0 if k is None else k, mu,
+        KIND=KINDS[name], TOP=0 if k is None else (1 if pairs == "any" else 2), BI=_BI, BJ=_BJ, num_warps=4,
+    )  # fmt: skip
+    return Attach.apply(scores, values.sum(-1), gradient, lists.weighs, reduction)
+
+
+def approx_ndcg(
+    scores: Tensor, labels: Tensor, mask: Tensor | None, *, alpha: float, gain: str | Tensor, reduction: str
+) -> Tensor:
+    """`rankgrad.losses.smoothed.approx_ndcg`, scores [..., L] -> scalar; a gain may be a tensor like the labels."""
+    length = scores.shape[-1]
+    flat = scores.detach().reshape(-1, length)
+    lists = summarise(
+        flat,
+        labels.detach().reshape(-1, length),
+        None if mask is None else mask.reshape(-1, length),
+        gain=gain.reshape(-1, length) if isinstance(gain, Tensor) else gain,
+        k=None,
+        teaches=RELEVANT,
+        alpha=alpha,
+    )
+    blocks = triton.cdiv(length, _BI)
+    gradient = lists.scores.new_empty(flat.shape)
+    values = lists.scores.new_empty(len(flat), blocks)
+    _approx[(len(flat), blocks)](
+        lists.scores, lists.mask, lists.smooth_rank, lists.gain, lists.value_scale, lists.grad_scale,
+        values, gradient, length, alpha, BI=_BI, BJ=_BJ, num_warps=4,
+    )  # fmt: skip
+    return Attach.apply(scores, values.sum(-1), gradient, lists.weighs, reduction)
+
+
+@triton.jit
+def _log1p(e):
+    """log(1 + e) for 0 <= e <= 1 to 1e-7 of itself: 2 artanh(e / (2 + e))."""
+    z = e / (2.0 + e)
+    q = z * z
+    p = 1.0 / 13.0
+    p = p * q + 1.0 / 11.0
+    p = p * q + 1.0 / 9.0
+    p = p * q + 1.0 / 7.0
+    p = p * q + 1.0 / 5.0
+    p = p * q + 1.0 / 3.0
+    return 2.0 * z * (p * q + 1.0)
+
+
+@triton.jit
+def _pairs(
+    scores, labels, mask, rank, gain, discount, steps, value_scale, grad_scale, values, gradient, L, k, mu,
+    KIND: tl.constexpr, TOP: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0)
+    block = tl.program_id(1)
+    base = b.to(tl.int64) * L
+    i = block * BI + tl.arange(0, BI)
+    in_i = i < L
+    s_i = tl.load(scores + base + i, mask=in_i, other=0.0)
+    y_i = tl.load(labels + base + i, mask=in_i, other=0.0)
+    real_i = tl.load(mask + base + i, mask=in_i, other=0) != 0
+    rank_i = tl.load(rank + base + i, mask=in_i, other=0)
+    g_i = tl.load(gain + base + i, mask=in_i, other=0.0)
+    d_i = tl.load(discount + base + i, mask=in_i, other=0.0)
+    value = tl.zeros([BI], dtype=tl.float32)
+    slope = tl.zeros([BI], dtype=tl.float32)
+    for start in range(0, L, BJ):
+        j = start + tl.arange(0, BJ)
+        in_j = j < L
+        s_j = tl.load(scores + base + j, mask=in_j, other=0.0)
+        real_j = tl.load(mask + base + j, mask=in_j, other=0) != 0
+        rank_j = tl.load(rank + base + j, mask=in_j, other=0)
+        counted = real_i[:, None] & real_j[None, :]
+        if TOP == 1:
+            counted = counted & ((rank_i[:, None] < k) | (rank_j[None, :] < k))
+        if TOP == 2:
+            counted = counted & (rank_i[:, None] < k) & (rank_j[None, :] < k)
+        x = s_i[:, None] - s_j[None, :]
+        e = tl.exp(-tl.abs(x))
+        wrong = tl.where(x >= 0.0, e, 1.0) / (1.0 + e)  # sigmoid(s_j - s_i)
+        if KIND == 2:  # all ordered pairs, the weight of the first
+            g_j = tl.load(gain + base + j, mask=in_j, other=0.0)
+            d_j = tl.load(discount + base + j, mask=in_j, other=0.0)
+            counted = counted & (i[:, None] != j[None, :])
+            right = tl.where(x >= 0.0, 1.0, e) / (1.0 + e)
+            w_i = (g_i * d_i)[:, None]
+            w_j = (g_j * d_j)[None, :]
+            loss = tl.maximum(-x, 0.0) + _log1p(e)
+            value += tl.sum(tl.where(counted, w_i * loss, 0.0), axis=1)
+            slope += tl.sum(tl.where(counted, w_j * right - w_i * wrong, 0.0), axis=1)
+        else:
+            y_j = tl.load(labels + base + j, mask=in_j, other=0.0)
+            above = counted & (y_i[:, None] > y_j[None, :])
+            below = counted & (y_i[:, None] < y_j[None, :])
+            loss = tl.maximum(-x, 0.0) + _log1p(e)
+            pull = tl.where(above, -wrong, tl.where(below, tl.where(x >= 0.0, 1.0, e) / (1.0 + e), 0.0))
+            if KIND == 0:
+                value += tl.sum(tl.where(above, loss, 0.0), axis=1)
+                slope += tl.sum(pull, axis=1)
+            else:
+                g_j = tl.load(gain + base + j, mask=in_j, other=0.0)
+                w = tl.abs(g_i[:, None] - g_j[None, :])
+                if KIND == 1 or KIND == 4:
+                    d_j = tl.load(discount + base + j, mask=in_j, other=0.0)
+                    v = tl.abs(d_i[:, None] - d_j[None, :])
+                if KIND == 3 or KIND == 4:
+                    distance = tl.abs(rank_i[:, None] - rank_j[None, :])
+                    step = tl.load(steps + distance, mask=above | below, other=0.0)
+                if KIND == 1:
+                    w = w * v
+                if KIND == 3:
+                    w = w * step
+                if KIND == 4:
+                    w = w * (v + mu * step)
+                value += tl.sum(tl.where(above, w * loss, 0.0), axis=1)
+                slope += tl.sum(tl.where(above | below, w * pull, 0.0), axis=1)
+    total = tl.sum(value, axis=0) * tl.load(value_scale + b)
+    tl.store(values + b.to(tl.int64) * tl.num_programs(1) + block, total)
+    slope = tl.where(real_i, slope * tl.load(grad_scale + b), 0.0)
+    tl.store(gradient + base + i, slope, mask=in_i)
+
+
+@triton.jit
+def _drop(smooth_rank, gain, at, inside):
+    """d at the smooth rank times the gain, and its derivative by the rank (negative loss: both signs flipped)."""
+    r = tl.load(smooth_rank + at, mask=inside, other=1.0)
+    g = tl.load(gain + at, mask=inside, other=0.0)
+    log = tl.log(1.0 + r)
+    return -0.6931471805599453 * g / log, 0.6931471805599453 * g / (log * log * (1.0 + r))
+
+
+@triton.jit
+def _approx(
+    scores, mask, smooth_rank, gain, value_scale, grad_scale, values, gradient, L, alpha,
+    BI: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0)
+    block = tl.program_id(1)
+    base = b.to(tl.int64) * L
+    i = block * BI + tl.arange(0, BI)
+    in_i = i < L
+    s_i = tl.load(scores + base + i, mask=in_i, other=0.0)
+    real_i = tl.load(mask + base + i, mask=in_i, other=0) != 0
+    value, h_i = _drop(smooth_rank, gain, base + i, in_i)
+    slope = tl.zeros([BI], dtype=tl.float32)
+    for start in range(0, L, BJ):
+        j = start + tl.arange(0, BJ)
+        in_j = j < L
+        s_j = tl.load(scores + base + j, mask=in_j, other=0.0)
+        real_j = tl.load(mask + base + j, mask=in_j, other=0) != 0
+        _, h_j = _drop(smooth_rank, gain, base + j, in_j)
+        e = tl.exp(-tl.abs(alpha * (s_i[:, None] - s_j[None, :])))
+        bend = e / ((1.0 + e) * (1.0 + e))
+        slope += tl.sum(tl.where(real_j[None, :], bend * (h_j[None, :] - h_i[:, None]), 0.0), axis=1)
+    total = tl.sum(tl.where(real_i, value, 0.0), axis=0) * tl.load(value_scale + b)
+    tl.store(values + b.to(tl.int64) * tl.num_programs(1) + block, total)
+    slope = tl.where(real_i, alpha * slope * tl.load(grad_scale + b), 0.0)
+    tl.store(gradient + base + i, slope, mask=in_i)
