@@ -13,7 +13,8 @@ PACKAGE = Path(rankgrad.__file__).parent
 # that they may use.
 ROOMS = {
     "data": (["data"], []),
-    "mathematics": (["arguments", "dcg", "relaxation", "noise", "masked", "sorting", "losses", "metrics"], []),
+    "kernels": (["kernels"], []),
+    "mathematics": (["arguments", "dcg", "relaxation", "noise", "masked", "sorting", "losses", "metrics"], ["kernels"]),
     "models": (["models"], []),
     "training": (
         [

@@ -29,6 +29,15 @@ class Lists(NamedTuple):
         return self.mask.sum(-1)
 
 
+def inspect(scores: Tensor, labels: Tensor, mask: Tensor | None, check: bool | None, *, units: bool = False) -> None:
+    """Refuse what `prepare` would refuse, and compute nothing else: for kernels that clean their inputs themselves."""
+    _check_tensors(scores, labels, mask, units)
+    if check not in (None, True, False):
+        raise ValueError(f"check must be None, True or False, got {check!r}")
+    if check or (check is None and scores.device.type == "cpu"):
+        prepare(scores, labels, mask, True, units=units)
+
+
 def prepare(scores: Tensor, labels: Tensor, mask: Tensor | None, check: bool | None, *, units: bool = False) -> Lists:
     """Validate what a caller gave, zero the padding, choose the computing dtype (float32 at least)."""
     _check_tensors(scores, labels, mask, units)

@@ -8,6 +8,7 @@ in float32 and the backward passes live in `relaxation`; this module is what a p
 
 import math
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -121,17 +122,20 @@ def sort_values(
     iters: int,
     tol: float,
     transposed: bool = False,
+    backend: str = "torch",
 ) -> Tensor:
     """scale(P) values, P = NeuralSort of the scores, without keeping P: [..., L] -> [..., L] by rank.
 
     With `transposed`, values are given by rank and come out by document: scale(P^T) values. Inputs are those of
-    `masked.prepare`: clean under the padding. The gradient flows to the scores alone.
+    `masked.prepare`: clean under the padding. The gradient flows to the scores alone. `backend` is "torch" or "triton", as
+    `rankgrad.kernels.choose` says.
     """
     order = order_by_score(scores, mask)
     ordered = scores.gather(-1, order)
     by_column = values.expand_as(scores) if transposed else values.gather(-1, order)
     length = scores.shape[-1]
-    out = ScaledSort.apply(
+    apply = _scaled_sort_kernel() if backend == "triton" else ScaledSort.apply
+    out = apply(
         ordered.reshape(-1, length),
         mask.sum(-1).reshape(-1),
         by_column.to(scores.dtype).reshape(-1, length),
@@ -141,6 +145,12 @@ def sort_values(
         transposed,
     ).view(scores.shape)
     return out.gather(-1, inverse(order)) if transposed else out
+
+
+def _scaled_sort_kernel() -> Callable[..., Tensor]:
+    from rankgrad.kernels.scaled_sort import ScaledSort as Twin  # imports triton
+
+    return Twin.apply
 
 
 def _clean(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

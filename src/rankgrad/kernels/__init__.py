@@ -24,7 +24,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def choose(backend: str, scores: Tensor, longest: int | None = None) -> str:
-    """ "torch" or "triton" for scores [..., L]; `longest` is the longest list the kernel takes.
+    """The path, "torch" or "triton", of scores [..., L]; `longest` is the longest list the kernel takes.
 
     >>> choose("auto", torch.zeros(3))
     'torch'
@@ -35,8 +35,8 @@ def choose(backend: str, scores: Tensor, longest: int | None = None) -> str:
     """
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f"backend must be one of 'auto', 'torch', 'triton', got {backend!r}")
-    if backend == "torch":
-        return "torch"
+    if backend == "torch" or not isinstance(scores, Tensor):
+        return "torch"  # what is not a tensor is refused there
     reason = _why_not(scores, longest)
     if not reason:
         # The interpreter is for tests: nobody gets it without asking.
@@ -51,7 +51,9 @@ def _why_not(scores: Tensor, longest: int | None) -> str:
     if scores.device.type != "cuda" and not (scores.device.type == "cpu" and _interpreted()):
         return f"the scores are on {scores.device}; move them to a CUDA device, or use backend='auto'"
     if scores.dtype not in _DTYPES:
-        return f"kernels compute in float32 and the scores are {scores.dtype}; call scores.float(), or use backend='auto'"
+        return (
+            f"kernels compute in float32 and the scores are {scores.dtype}; call scores.float(), or use backend='auto'"
+        )
     if scores.dim() < 1 or scores.numel() == 0:
         return "there are no scores"
     if longest is not None and scores.shape[-1] > longest:

@@ -10,10 +10,8 @@ class Attach(torch.autograd.Function):
     """The loss of lists whose values and gradients are known, reduced as the caller asks."""
 
     @staticmethod
-    def forward(
-        ctx: Any, scores: Tensor, values: Tensor, gradient: Tensor, weighs: Tensor, reduction: str
-    ) -> Tensor:
-        """scores [..., L], values [B], gradient [B, L] in float32, weighs [B] -> the loss."""
+    def forward(ctx: Any, scores: Tensor, values: Tensor, gradient: Tensor, weighs: Tensor, reduction: str) -> Tensor:
+        """Scores [..., L], values [B], gradient [B, L] in float32, weighs [B] -> the loss."""
         ctx.shape, ctx.dtype, ctx.reduction = scores.shape, scores.dtype, reduction
         total = weighs.sum().clamp_(min=1) if reduction == "mean" else None
         ctx.save_for_backward(gradient, total)

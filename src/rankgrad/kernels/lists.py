@@ -11,7 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PAIR, RELEVANT = 0, 1  # which lists teach: two different labels; or two documents, one of them relevant, and an ideal DCG
+PAIR, RELEVANT = (
+    0,
+    1,
+)  # which lists teach: two different labels; or two documents, one of them relevant, and an ideal DCG
 GAINS = {"exp2": 0, "linear": 1}  # 2 = given as a tensor
 
 
@@ -77,7 +80,7 @@ def summarise(
     order, counts = empty(hard, length, dtype=torch.int32), empty(lists, dtype=torch.int32)
     scales = empty(3, lists)
     _summary[(lists,)](
-        scores, labels, real, clean, clean_labels, gains, ideal, rank,
+        scores, labels, real, clean, gains, ideal, rank,
         gain_out, discount, steps, ordered, ordered_gain, order, counts, scales[0], scales[1], scales[2],
         length, TEACHES=teaches, SMOOTH=smooth, BLOCK=min(1024, max(16, triton.next_power_of_2(length))), num_warps=4,
     )  # fmt: skip
@@ -153,7 +156,7 @@ def _rank(
 
 @triton.jit
 def _summary(
-    scores, labels, real, clean, clean_labels, gains, ideal, rank,
+    scores, labels, real, clean, gains, ideal, rank,
     gain_out, discount, steps, ordered, ordered_gain, order, counts, value_scale, grad_scale, weighs,
     L, TEACHES: tl.constexpr, SMOOTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

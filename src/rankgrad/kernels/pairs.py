@@ -160,7 +160,7 @@ def _pairs(
 
 @triton.jit
 def _drop(smooth_rank, gain, at, inside):
-    """d at the smooth rank times the gain, and its derivative by the rank (negative loss: both signs flipped)."""
+    """Minus gain times discount at the smooth rank, and its derivative by the rank."""
     r = tl.load(smooth_rank + at, mask=inside, other=1.0)
     g = tl.load(gain + at, mask=inside, other=0.0)
     log = tl.log(1.0 + r)

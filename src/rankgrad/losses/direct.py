@@ -11,6 +11,8 @@ scores, each loss is minus the metric written in q. As tau -> 0 it becomes minus
     beta, log_scores, perturb  s' = s - min s + 1e-10 within the list, then beta log s' + beta G (perturb="paper": an exact
                                Plackett-Luce sampler of s') or log s' + beta G ("allrank", the reference code);
                                log_scores=False: s + beta G
+    backend                    the torch path or its Triton twin, for neural_sort and lists of up to 256 documents on a GPU:
+                               see `rankgrad.kernels`
 
 A list teaches with two documents, one of them relevant (y > 0; y >= threshold for the binary metrics).
 """
@@ -23,6 +25,8 @@ from torch import Tensor
 
 from rankgrad.arguments import cutoff, flag, non_negative, one_of, positive, whole
 from rankgrad.dcg import Gain, cascade, discounts, gains, normalised_gains, ranks, stop_chances, top
+from rankgrad.kernels import LONGEST_SCALED_SORT, choose
+from rankgrad.losses import fused
 from rankgrad.losses.teaching import has_relevant
 from rankgrad.masked import Lists, prepare, reduce
 from rankgrad.noise import check_noise, gumbel, refuse_bad_noise
@@ -50,6 +54,7 @@ def neural_ndcg(
     noise: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """NeuralNDCG@k (Pobrotyn & Bialobrzeski 2021): -(1 / maxDCG@k) sum_{j <= k} (scale(P) g(y))_j d(j); [..., L] -> scalar.
 
@@ -59,8 +64,22 @@ def neural_ndcg(
     """
     k = cutoff(k)
     relaxation = Relaxation(
-        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
-    ).checked()
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
+    ).checked(scores)
+    if relaxation.fused:
+        return fused.neural_ndcg(
+            scores,
+            labels,
+            mask,
+            k=k,
+            tau=relaxation.tau,
+            gain=gain,
+            iters=relaxation.iters,
+            tol=relaxation.tol,
+            transposed=False,
+            reduction=reduction,
+            check=check,
+        )
     lists = prepare(scores, labels, mask, check)
     values, has_ideal = normalised_gains(gains(lists.labels, lists.mask, gain), k)
     by_rank = discounts(lists.scores.shape[-1], k, scores.device).to(lists.scores.dtype)
@@ -87,6 +106,7 @@ def neural_ndcg_transposed(
     noise: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """NeuralNDCG^T@k: -(1 / maxDCG@k) sum_i g(y_i) (scale(P^T) d)_i, d(j) = 0 for j > k; [..., L] -> scalar.
 
@@ -99,8 +119,22 @@ def neural_ndcg_transposed(
     """
     k = cutoff(k)
     relaxation = Relaxation(
-        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
-    ).checked()
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
+    ).checked(scores)
+    if relaxation.fused:
+        return fused.neural_ndcg(
+            scores,
+            labels,
+            mask,
+            k=k,
+            tau=relaxation.tau,
+            gain=gain,
+            iters=relaxation.iters,
+            tol=relaxation.tol,
+            transposed=True,
+            reduction=reduction,
+            check=check,
+        )
     lists = prepare(scores, labels, mask, check)
     values, has_ideal = normalised_gains(gains(lists.labels, lists.mask, gain), k)
     by_rank = discounts(lists.scores.shape[-1], k, scores.device)
@@ -128,6 +162,7 @@ def neural_map(
     noise: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """-AP@k: -(1 / R) sum_{i <= k} (q_i / i) sum_{m <= i} q_m, q = scale(P) [y >= threshold]; [..., L] -> scalar.
 
@@ -139,8 +174,8 @@ def neural_map(
     """
     k, threshold = cutoff(k), positive("threshold", threshold)
     relaxation = Relaxation(
-        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
-    ).checked()
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
+    ).checked(scores)
     lists = prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
     q = _relaxed(lists, relevant, relaxation, labels.shape)
@@ -169,6 +204,7 @@ def neural_mrr(
     noise: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """-RR@k: -sum_{i <= k} (q_i / i) prod_{m < i} (1 - q_m), q = scale(P) [y >= threshold]; [..., L] -> scalar.
 
@@ -178,8 +214,8 @@ def neural_mrr(
     """
     k, threshold = cutoff(k), positive("threshold", threshold)
     relaxation = Relaxation(
-        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
-    ).checked()
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
+    ).checked(scores)
     lists = prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
     stops = _relaxed(lists, relevant, relaxation, labels.shape)
@@ -205,6 +241,7 @@ def neural_err(
     noise: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """-ERR@k: `neural_mrr` with the stop probabilities (2^y - 1) / 2^max_label; [..., L] -> scalar.
 
@@ -216,8 +253,8 @@ def neural_err(
     """
     k, max_label = cutoff(k), positive("max_label", max_label)
     relaxation = Relaxation(
-        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
-    ).checked()
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
+    ).checked(scores)
     lists = prepare(scores, labels, mask, check)
     stops = _relaxed(lists, stop_chances(lists.labels, lists.mask, max_label), relaxation, labels.shape)
     return _loss(cascade(stops, k), lists, has_relevant(lists.labels, lists.mask), relaxation, reduction)
@@ -242,6 +279,7 @@ def neural_precision(
     noise: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """-precision@k: -(1 / k) sum_{i <= k} q_i, q = scale(P) [y >= threshold]; [..., L] -> scalar.
 
@@ -253,8 +291,8 @@ def neural_precision(
     """
     k, threshold = cutoff(k), positive("threshold", threshold)
     relaxation = Relaxation(
-        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise
-    ).checked()
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
+    ).checked(scores)
     lists = prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
     q = _relaxed(lists, relevant, relaxation, labels.shape)
@@ -276,14 +314,20 @@ class Relaxation(NamedTuple):
     perturb: str
     generator: torch.Generator | None
     noise: Tensor | None
+    backend: str
+
+    @property
+    def fused(self) -> bool:
+        """Whether value and gradient of NeuralNDCG come from one kernel."""
+        return self.backend == "triton" and not self.stochastic
 
     @property
     def stochastic(self) -> bool:
         """Whether a leading dimension of samples exists."""
         return self.samples is not None or self.noise is not None
 
-    def checked(self) -> "Relaxation":
-        """The same, or a ValueError that names the argument."""
+    def checked(self, scores: Tensor) -> "Relaxation":
+        """The same with the backend these scores get, or a ValueError that names the argument."""
         if not callable(self.sort):
             raise ValueError(f"sort must be a function such as rankgrad.sorting.neural_sort, got {self.sort!r}")
         samples = None if self.samples is None else whole("samples", self.samples, 1)
@@ -294,12 +338,21 @@ class Relaxation(NamedTuple):
                 raise ValueError(f"noise must have {wanted}, got shape {tuple(self.noise.shape)}")
         one_of("perturb", self.perturb, ("paper", "allrank"))
         flag("log_scores", self.log_scores)
+        if self.sort is not neural_sort:
+            if one_of("backend", self.backend, ("auto", "torch", "triton")) == "triton":
+                raise ValueError("backend='triton' has kernels for sort=neural_sort alone; use backend='auto'")
+            backend = "torch"
+        elif isinstance(scores, Tensor):
+            backend = choose(self.backend, scores, LONGEST_SCALED_SORT)
+        else:
+            backend = "torch"  # `prepare` refuses such scores
         return self._replace(
             tau=positive("tau", self.tau),
             iters=whole("sinkhorn_iters", self.iters, 0),
             tol=non_negative("sinkhorn_tol", self.tol),
             samples=samples,
             beta=non_negative("beta", self.beta),
+            backend=backend,
         )
 
 
@@ -314,7 +367,9 @@ def _relaxed(
     values = values.to(scores.dtype).expand_as(scores)
     tau, iters, tol = relaxation.tau, relaxation.iters, relaxation.tol
     if relaxation.sort is neural_sort:
-        return sort_values(scores, values, mask, tau=tau, iters=iters, tol=tol, transposed=transposed)
+        return sort_values(
+            scores, values, mask, tau=tau, iters=iters, tol=tol, transposed=transposed, backend=relaxation.backend
+        )
     matrix = relaxation.sort(scores, mask, tau=tau)
     if not isinstance(matrix, Tensor) or matrix.shape != (*scores.shape, scores.shape[-1]):
         came = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__

@@ -4,6 +4,8 @@ A list teaches if it has a pair with different labels. With a cut-off `k` a pair
 in the current top k (`pairs="any"`, as LightGBM, XGBoost and TF-Ranking have it) or only if both do (`pairs="both"`, as the
 paper's reference code has it: there a relevant document below rank k gets no gradient at all).
 
+`backend` chooses between the torch path and its Triton twin, which keeps no [L, L] tensor: see `rankgrad.kernels`.
+
 The NDCG weights use G_i = g(y_i) / maxDCG@k, the current ranks pi and D(r) = 1 / d(r) = log2(1 + r).
 """
 
@@ -13,6 +15,8 @@ from torch.nn import functional
 
 from rankgrad.arguments import cutoff, non_negative, one_of
 from rankgrad.dcg import Gain, discounts, gains, normalised_gains
+from rankgrad.kernels import choose
+from rankgrad.losses.fused import pairwise
 from rankgrad.losses.teaching import has_pair
 from rankgrad.masked import Lists, prepare, ranks_by_score, reduce
 
@@ -26,6 +30,7 @@ def ranknet(
     pairs: str = "any",
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """RankNet (Burges et al. 2005): sum over pairs y_i > y_j of softplus(s_j - s_i); [..., L] -> scalar.
 
@@ -33,6 +38,10 @@ def ranknet(
     1.386294
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
+    if choose(backend, scores) == "triton":
+        return pairwise(
+            "ranknet", scores, labels, mask, k=k, gain="linear", pairs=pairs, reduction=reduction, check=check
+        )
     lists = prepare(scores, labels, mask, check)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     return _sum_over_pairs(lists, counted.to(lists.scores.dtype), reduction)
@@ -48,6 +57,7 @@ def lambdarank(
     pairs: str = "any",
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """LambdaRank (Burges et al. 2006): RankNet's pairs times |G_i - G_j| |d(pi_i) - d(pi_j)|; [..., L] -> scalar.
 
@@ -55,6 +65,10 @@ def lambdarank(
     0.484686
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
+    if choose(backend, scores) == "triton":
+        return pairwise(
+            "lambdarank", scores, labels, mask, k=k, gain=gain, pairs=pairs, reduction=reduction, check=check
+        )
     lists = prepare(scores, labels, mask, check)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     weights = _gain_gaps(lists, k, gain) * _discount_gaps(lists)
@@ -71,6 +85,7 @@ def ndcg_loss1(
     pairs: str = "any",
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """NDCG-Loss1 (Wang et al. 2018): sum over all i != j of (G_i / D(pi_i)) softplus(s_j - s_i); [..., L] -> scalar.
 
@@ -80,6 +95,10 @@ def ndcg_loss1(
     0.313262
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
+    if choose(backend, scores) == "triton":
+        return pairwise(
+            "ndcg_loss1", scores, labels, mask, k=k, gain=gain, pairs=pairs, reduction=reduction, check=check
+        )
     lists = prepare(scores, labels, mask, check)
     others = ~torch.eye(lists.mask.shape[-1], dtype=torch.bool, device=scores.device)
     counted = _real_pairs(lists) & others & _top_pairs(lists, k, pairs)
@@ -98,6 +117,7 @@ def ndcg_loss2(
     pairs: str = "any",
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """NDCG-Loss2 (Wang et al. 2018): RankNet's pairs times |G_i - G_j| delta_ij; [..., L] -> scalar.
 
@@ -107,6 +127,10 @@ def ndcg_loss2(
     0.484686
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
+    if choose(backend, scores) == "triton":
+        return pairwise(
+            "ndcg_loss2", scores, labels, mask, k=k, gain=gain, pairs=pairs, reduction=reduction, check=check
+        )
     lists = prepare(scores, labels, mask, check)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     weights = _gain_gaps(lists, k, gain) * _distance_weights(lists)
@@ -124,6 +148,7 @@ def ndcg_loss2pp(
     pairs: str = "any",
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """NDCG-Loss2++ (Wang et al. 2018): LambdaRank's weights plus `mu` times NDCG-Loss2's; [..., L] -> scalar.
 
@@ -131,6 +156,10 @@ def ndcg_loss2pp(
     5.331544
     """
     k, pairs, mu = cutoff(k), one_of("pairs", pairs, ("any", "both")), non_negative("mu", mu)
+    if choose(backend, scores) == "triton":
+        return pairwise(
+            "ndcg_loss2pp", scores, labels, mask, k=k, gain=gain, pairs=pairs, reduction=reduction, check=check, mu=mu
+        )
     lists = prepare(scores, labels, mask, check)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     weights = _gain_gaps(lists, k, gain) * (_discount_gaps(lists) + mu * _distance_weights(lists))

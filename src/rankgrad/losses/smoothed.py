@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from rankgrad.arguments import cutoff, one_of, positive
 from rankgrad.dcg import Gain, discounts, gains, normalised_gains
+from rankgrad.kernels import choose
+from rankgrad.losses import fused
 from rankgrad.losses.teaching import has_relevant
 from rankgrad.masked import Lists, prepare, reduce
 
@@ -28,6 +30,7 @@ def approx_ndcg(
     gain: Gain = "exp2",
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """ApproxNDCG (Qin et al. 2010): d at the smooth rank 1 + sum_{i != j} sigmoid(alpha (s_i - s_j)); [..., L] -> scalar.
 
@@ -35,6 +38,8 @@ def approx_ndcg(
     -0.756471
     """
     alpha = positive("alpha", alpha)
+    if choose(backend, scores) == "triton":
+        return fused.approx_ndcg(scores, labels, mask, alpha=alpha, gain=gain, reduction=reduction, check=check)
     lists = prepare(scores, labels, mask, check)
     beaten = torch.sigmoid(alpha * _ahead(lists.scores))  # [..., j, i]
     ranks = 1 + torch.where(_others(lists), beaten, 0.0).sum(-1)
