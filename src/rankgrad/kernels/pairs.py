@@ -186,7 +186,7 @@ def _approx(
         in_j = j < L
         s_j = tl.load(scores + base + j, mask=in_j, other=0.0)
         real_j = tl.load(mask + base + j, mask=in_j, other=0) != 0
-        _, h_j = _drop(smooth_rank, gain, base + j, in_j)
+        _value_j, h_j = _drop(smooth_rank, gain, base + j, in_j)
         e = tl.exp(-tl.abs(alpha * (s_i[:, None] - s_j[None, :])))
         bend = e / ((1.0 + e) * (1.0 + e))
         slope += tl.sum(tl.where(real_j[None, :], bend * (h_j[None, :] - h_i[:, None]), 0.0), axis=1)

@@ -165,7 +165,7 @@ def _launch(
     width = _width(length)
     split = 2 if width > 128 and rounds.scores.is_cuda else 1  # programs of the interpreter run one after the other
     mail = rounds.done.new_zeros(lists * 4 * width + 1 if split == 2 else 0, dtype=torch.int64)
-    nothing = rounds.scores
+    nothing, warps = rounds.scores, _WARPS.get(width, 4)
     with torch.cuda.device_of(rounds.scores):
         _rounds[(lists * split,)](
             rounds.scores, rounds.counts, rounds.u, rounds.v, rounds.done, rounds.prefix, rounds.norm,
@@ -173,9 +173,9 @@ def _launch(
             nothing if by_rank is None else by_rank, by_document,
             nothing if out is None else out, nothing if values is None else values, nothing if scale is None else scale,
             mail, length, rounds.v.shape[1], tau, tol, depth,
-            N=width, SPLIT=split, TRANSPOSED=transposed, FORWARD=out is not None or values is not None,
+            N=width, SPLIT=split, RL=2 * warps, CL=16, TRANSPOSED=transposed, FORWARD=out is not None or values is not None,
             OUT=out is not None, BACKWARD=walk is not None, DISCOUNTS=by_rank is None,
-            num_warps=_WARPS.get(width, 4),
+            num_warps=warps,
         )  # fmt: skip
 
 
@@ -203,11 +203,12 @@ def _assemble(
             length, rounds.v.shape[1], tau, depth or 0,
             N=width, TRANSPOSED=transposed, DISCOUNTS=by_rank is None, ORDER=order is not None,
             PARTS=2 if width > 128 and rounds.scores.is_cuda else 1,
-            BI=min(64, width), BJ=min(32, width), BT=32, PRECISION=_PRECISION, num_warps=4,
+            BI=min(64, width), BJ=min(32, width), BT=32, PRECISION=_PRECISION, num_warps=_GRADIENT_WARPS,
         )  # fmt: skip
 
 
 _WARPS = {128: 8, 256: 8}
+_GRADIENT_WARPS = 8
 _PRECISION = "tf32x3"
 
 
@@ -242,37 +243,57 @@ def _inverse(x, real):
 
 
 @triton.jit
+def _tile(prefix, b, rows, cols, n, N: tl.constexpr):
+    """`_weights` as [RI, CI, RL, CL]: see `_rounds`."""
+    sums = prefix + b.to(tl.int64) * (2 * N + 2)
+    a_i = tl.load(sums + rows)
+    w_i = tl.load(sums + (N + 1) + rows)
+    a_j = tl.load(sums + cols)
+    w_j = tl.load(sums + (N + 1) + cols)
+    odd = (2 * rows - 1).to(tl.float64)
+    apart = a_j[None, :, None, :] - a_i[:, None, :, None]
+    t = 2.0 * (w_j[None, :, None, :] - w_i[:, None, :, None]) - odd[:, None, :, None] * apart
+    z = (t * -_LOG2_E).to(tl.float32)
+    kept = (rows < n)[:, None, :, None] & (cols < n)[None, :, None, :] & (z > _SMALLEST_LOGIT * _LOG2_E)
+    return tl.where(kept, tl.exp2(z), 0.0)
+
+
+@triton.jit
 def _down(K, p):
-    """K' p."""
-    return tl.sum(K * p[:, None], axis=0)
+    """K' p, [RI, CI, RL, CL] and [RI, RL] -> [CI, CL]."""
+    return tl.sum(tl.sum(K * p[:, None, :, None], axis=0), axis=1)
 
 
 @triton.jit
 def _along(K, q):
-    """K q."""
-    return tl.sum(K * q[None, :], axis=1)
+    """K q, [RI, CI, RL, CL] and [CI, CL] -> [RI, RL]."""
+    return tl.sum(tl.sum(K * q[None, :, None, :], axis=1), axis=2)
 
 
 @triton.jit
-def _total(part, flag, number, mail, b, half, N: tl.constexpr, SPLIT: tl.constexpr):
+def _highest(x):
+    return tl.max(tl.max(x, axis=1), axis=0)
+
+
+@triton.jit
+def _total(part, flag, number, mail, b, half, cols, N: tl.constexpr, SPLIT: tl.constexpr):
     """Both programs' column sums added, and whether both raised the flag. A word is (number, flag, float32)."""
     if SPLIT == 1:
         total = part
         agreed = flag
     else:
-        at = tl.arange(0, N)
         slot = mail + (b.to(tl.int64) * 4 + (number % 2) * 2) * N
         tag = (number * 2 + flag).to(tl.int64)
         word = (tag << 32) | (part.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
-        tl.store(slot + half * N + at, word, cache_modifier=".cg")
-        theirs = slot + (1 - half) * N + at
+        tl.store(slot + half * N + cols, word, cache_modifier=".cg")
+        theirs = slot + (1 - half) * N + cols
         got = tl.load(theirs, volatile=True)
-        missing = tl.max(((got >> 33) != number).to(tl.int32), axis=0)
+        missing = _highest(((got >> 33) != number).to(tl.int32))
         while missing > 0:
             got = tl.load(theirs, volatile=True)
-            missing = tl.max(((got >> 33) != number).to(tl.int32), axis=0)
+            missing = _highest(((got >> 33) != number).to(tl.int32))
         total = part + (got & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
-        agreed = flag & tl.max(((got >> 32) & 1).to(tl.int32), axis=0)
+        agreed = flag & _highest(((got >> 32) & 1).to(tl.int32))
     return total, agreed
 
 
@@ -280,10 +301,15 @@ def _total(part, flag, number, mail, b, half, N: tl.constexpr, SPLIT: tl.constex
 def _rounds(
     scores, counts, u, v, done, prefix, norm, w, x, by_row, by_column, by_rank, by_document, out, values, scale, mail,
     L, iters, tau, tol, depth,
-    N: tl.constexpr, SPLIT: tl.constexpr, TRANSPOSED: tl.constexpr, FORWARD: tl.constexpr, OUT: tl.constexpr,
+    N: tl.constexpr, SPLIT: tl.constexpr, RL: tl.constexpr, CL: tl.constexpr, TRANSPOSED: tl.constexpr, FORWARD: tl.constexpr, OUT: tl.constexpr,
     BACKWARD: tl.constexpr, DISCOUNTS: tl.constexpr,
 ):  # fmt: skip
+    # K is kept as [RI, CI, RL, CL], row i = RL ri + rl and column j = CL ci + cl. Triton spreads the last dimensions over lanes
+    # and warps and keeps the first in each thread's registers: with CL = 16 and RL = 2 warps both K' p and K q are mostly
+    # sums within a thread, one or four shuffles, and for K' p a few words of shared memory.
     M: tl.constexpr = N // SPLIT
+    RI: tl.constexpr = M // RL
+    CI: tl.constexpr = N // CL
     if SPLIT == 2:
         place = tl.atomic_add(mail + tl.num_programs(0).to(tl.int64) * 2 * N, 1).to(tl.int32)
     else:
@@ -291,8 +317,8 @@ def _rounds(
     b = place // SPLIT
     half = place % SPLIT
     base = b.to(tl.int64) * L
-    rows = half * M + tl.arange(0, M)
-    cols = tl.arange(0, N)
+    rows = half * M + tl.arange(0, RI)[:, None] * RL + tl.arange(0, RL)[None, :]
+    cols = tl.arange(0, CI)[:, None] * CL + tl.arange(0, CL)[None, :]
     n = tl.load(counts + b)
     real_i = rows < n
     real_j = cols < n
@@ -302,19 +328,20 @@ def _rounds(
     at_v = v + b.to(tl.int64) * iters * L
 
     if FORWARD:
-        here = tl.load(scores + base + cols, mask=real_j, other=0.0).to(tl.float64)
-        after = tl.load(scores + base + cols + 1, mask=cols + 1 < n, other=0.0).to(tl.float64)
-        gap = tl.where(cols + 1 < n, (here - after) / tau, 0.0)
+        line = tl.arange(0, N)
+        here = tl.load(scores + base + line, mask=line < n, other=0.0).to(tl.float64)
+        after = tl.load(scores + base + line + 1, mask=line + 1 < n, other=0.0).to(tl.float64)
+        gap = tl.where(line + 1 < n, (here - after) / tau, 0.0)
         gap = tl.minimum(tl.maximum(gap, 0.0), _WIDEST_GAP)
         sums = prefix + b.to(tl.int64) * (2 * N + 2)
         tl.store(sums, 0.0)
         tl.store(sums + N + 1, 0.0)
-        tl.store(sums + 1 + cols, tl.cumsum(gap, axis=0))
-        tl.store(sums + N + 2 + cols, tl.cumsum(gap * cols.to(tl.float64), axis=0))
+        tl.store(sums + 1 + line, tl.cumsum(gap, axis=0))
+        tl.store(sums + N + 2 + line, tl.cumsum(gap * line.to(tl.float64), axis=0))
         tl.debug_barrier()
-    K = _weights(prefix, b, rows, cols, n, N)
-    inverse = _inverse(tl.sum(K, axis=1), real_i)
-    K = K * inverse[:, None]
+    K = _tile(prefix, b, rows, cols, n, N)
+    inverse = _inverse(tl.sum(tl.sum(K, axis=1), axis=2), real_i)
+    K = K * inverse[:, None, :, None]
 
     p = tl.where(real_i, 1.0, 0.0)
     q = tl.where(real_j, 1.0, 0.0)
@@ -332,18 +359,18 @@ def _rounds(
             judged = (t > 0) & (tol > 0.0)
             if TRANSPOSED:
                 sums_i = _along(K, q)
-                off = tl.max(tl.where(real_i, tl.abs(p * sums_i - 1.0), 0.0), axis=0)
+                off = _highest(tl.where(real_i, tl.abs(p * sums_i - 1.0), 0.0))
                 near = (judged & (off < tol)).to(tl.int32)
                 new_p = _inverse(sums_i, real_i)
-                sums_j, enough = _total(_down(K, new_p), near, number, mail, b, half, N, SPLIT)
+                sums_j, enough = _total(_down(K, new_p), near, number, mail, b, half, cols, N, SPLIT)
                 running = 1 - enough
                 p = tl.where(running > 0, new_p, p)
                 q = tl.where(running > 0, _inverse(sums_j, real_j), q)
                 tl.store(at_v + t * L + rows, p, mask=rows < L * running)
                 tl.store(at_u + (t + 1) * L + cols, q, mask=cols < L * running)
             else:
-                sums_j, _ = _total(_down(K, p), none, number, mail, b, half, N, SPLIT)
-                off = tl.max(tl.where(real_j, tl.abs(q * sums_j - 1.0), 0.0), axis=0)
+                sums_j, _agreed = _total(_down(K, p), none, number, mail, b, half, cols, N, SPLIT)
+                off = _highest(tl.where(real_j, tl.abs(q * sums_j - 1.0), 0.0))
                 running = 1 - (judged & (off < tol)).to(tl.int32)
                 q = tl.where(running > 0, _inverse(sums_j, real_j), q)
                 p = tl.where(running > 0, _inverse(_along(K, q), real_i), p)
@@ -355,7 +382,7 @@ def _rounds(
         if OUT:
             if TRANSPOSED:
                 r = _by_rank(by_rank, base, rows, real_i, depth, DISCOUNTS)
-                sums_j, _ = _total(_down(K, p * r), none, number, mail, b, half, N, SPLIT)
+                sums_j, _agreed = _total(_down(K, p * r), none, number, mail, b, half, cols, N, SPLIT)
                 number += 1
                 tl.store(out + base + cols, q * sums_j, mask=in_j)
             else:
@@ -379,10 +406,10 @@ def _rounds(
         # the result is sum_ij r_i p_i K_ij q_j d_j: adjoints of log p and log q
         p_bar = r * p * _along(K, q * d)
         if FORWARD and not OUT:
-            tl.store(values + b * 2 + half, tl.sum(p_bar, axis=0) * tl.load(scale + b))
+            tl.store(values + b * 2 + half, tl.sum(tl.sum(p_bar, axis=1), axis=0) * tl.load(scale + b))
             if SPLIT == 1:
                 tl.store(values + b * 2 + 1, 0.0)
-        sums_j, _ = _total(_down(K, p * r), none, number, mail, b, half, N, SPLIT)
+        sums_j, _agreed = _total(_down(K, p * r), none, number, mail, b, half, cols, N, SPLIT)
         number += 1
         q_bar = d * q * sums_j
         at_w = w + b.to(tl.int64) * iters * L
@@ -396,7 +423,7 @@ def _rounds(
                 tl.store(at_w + t * L + cols, term, mask=in_j)
                 p_bar = p * (p_bar - p * _along(K, term))
                 tl.store(at_x + t * L + rows, p_bar, mask=in_i)
-                sums_j, _ = _total(_down(K, p_bar), none, number, mail, b, half, N, SPLIT)
+                sums_j, _agreed = _total(_down(K, p_bar), none, number, mail, b, half, cols, N, SPLIT)
                 q_bar = -before * sums_j
                 p_bar = p_bar * 0.0
                 q = before
@@ -405,7 +432,7 @@ def _rounds(
                 before = tl.load(at_u + t * L + rows, mask=real_i, other=0.0)
                 term = p * p_bar
                 tl.store(at_w + t * L + rows, term, mask=in_i)
-                sums_j, _ = _total(_down(K, term), none, number, mail, b, half, N, SPLIT)
+                sums_j, _agreed = _total(_down(K, term), none, number, mail, b, half, cols, N, SPLIT)
                 q_bar = q * (q_bar - q * sums_j)
                 tl.store(at_x + t * L + cols, q_bar, mask=in_j)
                 p_bar = -before * _along(K, q_bar)
