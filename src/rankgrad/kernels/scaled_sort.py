@@ -8,14 +8,14 @@ A_i = sum_{k < i} q_k, W_i = sum_{k < i} k q_k (float64), the logits relative to
 Gaps are cut at 128: what lies across such a gap is exp(-128) = 0 either way, so no score is too large for the sums.
 
 Every Sinkhorn iterate is diag(p) K diag(q), p by rank and q by document. `_rounds` keeps K and runs all rounds, then walks
-them back; it leaves the vectors of each round in memory (4 T + 1 per list). `_gradient` assembles d/d scores from them:
-dK is one product of two thin matrices, tile by tile, K rebuilt on the way.
+them back; it leaves the vectors of each round in memory (4 T + 1 per list). `_logits_gradient` makes dK from them, one
+product of two thin matrices, block of rows by block of rows, K rebuilt on the way; `_scores_gradient` ends at the scores.
 
 Plain scaling is q = 1 / (K' p), p = 1 / (K q); transposed is the other order. u, v are the names of `rankgrad.relaxation`: u
 is p and v is q for the plain form, the other way round for the transposed.
 
 Lists of more than 128 documents get two programs, each with half of the rows; the column sums are exchanged through memory
-as 64-bit words that carry their own round's number, so that no flag and no fence is needed. A program takes its place from a
+as 64-bit words that carry their own number, so that no flag and no fence is needed. A program takes its place from a
 ticket: whoever waits, waits for a program that has started or will start next, whatever else runs on the chip.
 """
 
@@ -47,12 +47,11 @@ class Rounds(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What walking the rounds back left behind: the other factors of dK, and its sums against K."""
+    """What walking the rounds back left behind: the other factors of dK, and room for the sums over blocks of rows."""
 
     w: Tensor  # u_t times the adjoint of log u_t, [B, T, L]
     x: Tensor  # v_t times the adjoint of log v_t, [B, T, L]
-    by_row: Tensor  # sum_j K_ij dK_ij, [B, L]
-    by_column: Tensor  # sum_i dz_ij, one part for each program, [B, 2, L]
+    sums: Tensor  # sum over a block's rows of dz_ij and of (r_i - r_middle) dz_ij, [B, blocks, 2, L]
 
 
 class ScaledSort(torch.autograd.Function):
@@ -144,7 +143,12 @@ def _allocate(scores: Tensor, counts: Tensor, iters: int) -> Rounds:
 def _allocate_walk(rounds: Rounds) -> Walk:
     lists, length = rounds.scores.shape
     w, x = rounds.v.new_empty(2, *rounds.v.shape).unbind()
-    return Walk(w, x, torch.empty_like(rounds.scores), rounds.scores.new_empty(lists, 2, length))
+    blocks = triton.cdiv(length, _rows_at_once(_width(length)))
+    return Walk(w, x, rounds.scores.new_empty(lists, blocks, 2, length))
+
+
+def _rows_at_once(width: int) -> int:
+    return min(32, width)
 
 
 def _launch(
@@ -169,12 +173,12 @@ def _launch(
     with torch.cuda.device_of(rounds.scores):
         _rounds[(lists * split,)](
             rounds.scores, rounds.counts, rounds.u, rounds.v, rounds.done, rounds.prefix, rounds.norm,
-            *(walk if walk is not None else (nothing,) * 4),
+            *((walk.w, walk.x) if walk is not None else (nothing, nothing)),
             nothing if by_rank is None else by_rank, by_document,
             nothing if out is None else out, nothing if values is None else values, nothing if scale is None else scale,
             mail, length, rounds.v.shape[1], tau, tol, depth,
             N=width, SPLIT=split, RL=2 * warps, CL=16, TRANSPOSED=transposed, FORWARD=out is not None or values is not None,
-            OUT=out is not None, BACKWARD=walk is not None, DISCOUNTS=by_rank is None,
+            OUT=out is not None, STOPS=tol > 0, BACKWARD=walk is not None, DISCOUNTS=by_rank is None,
             num_warps=warps,
         )  # fmt: skip
 
@@ -196,19 +200,21 @@ def _assemble(
     width = _width(length)
     nothing = rounds.scores
     with torch.cuda.device_of(rounds.scores):
-        _gradient[(lists, triton.cdiv(length, min(32, width)))](
-            rounds.scores, rounds.counts, rounds.u, rounds.v, rounds.done, rounds.prefix, rounds.norm, *walk,
-            nothing if by_rank is None else by_rank, by_document, out,
-            nothing if order is None else order, nothing if scale is None else scale,
-            length, rounds.v.shape[1], tau, depth or 0,
-            N=width, TRANSPOSED=transposed, DISCOUNTS=by_rank is None, ORDER=order is not None,
-            PARTS=2 if width > 128 and rounds.scores.is_cuda else 1,
-            BI=min(64, width), BJ=min(32, width), BT=32, PRECISION=_PRECISION, num_warps=_GRADIENT_WARPS,
+        block = _rows_at_once(width)
+        _logits_gradient[(lists, triton.cdiv(length, block))](
+            rounds.counts, rounds.u, rounds.v, rounds.done, rounds.prefix, rounds.norm, *walk,
+            nothing if by_rank is None else by_rank, by_document, length, rounds.v.shape[1], depth or 0,
+            N=width, BI=block, BT=32, TRANSPOSED=transposed, DISCOUNTS=by_rank is None, PRECISION=_PRECISION,
+            num_warps=8 if width > 64 else 4, num_stages=1,
+        )  # fmt: skip
+        _scores_gradient[(lists, triton.cdiv(length, min(32, width)))](
+            rounds.scores, rounds.counts, walk.sums, out, nothing if order is None else order,
+            nothing if scale is None else scale, length, tau,
+            N=width, BI=block, BJ=min(32, width), ORDER=order is not None, num_warps=4,
         )  # fmt: skip
 
 
 _WARPS = {128: 8, 256: 8}
-_GRADIENT_WARPS = 8
 _PRECISION = "tf32x3"
 
 
@@ -276,7 +282,30 @@ def _highest(x):
 
 
 @triton.jit
-def _total(part, flag, number, mail, b, half, cols, N: tl.constexpr, SPLIT: tl.constexpr):
+def _await(address, number):
+    """The word at each address, once it carries this number: every thread waits for its own, no barrier in the loop."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .pred waiting;
+        .reg .b64 tag;
+        again:
+        ld.relaxed.gpu.global.b64 $0, [$1];
+        shr.u64 tag, $0, 33;
+        setp.ne.u64 waiting, tag, $2;
+        @waiting bra again;
+        }
+        """,
+        "=l,l,l",
+        [address.to(tl.int64), number.to(tl.int64)],
+        dtype=tl.int64,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _total(part, flag, number, mail, b, half, cols, N: tl.constexpr, SPLIT: tl.constexpr, FLAG: tl.constexpr):
     """Both programs' column sums added, and whether both raised the flag. A word is (number, flag, float32)."""
     if SPLIT == 1:
         total = part
@@ -286,22 +315,20 @@ def _total(part, flag, number, mail, b, half, cols, N: tl.constexpr, SPLIT: tl.c
         tag = (number * 2 + flag).to(tl.int64)
         word = (tag << 32) | (part.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
         tl.store(slot + half * N + cols, word, cache_modifier=".cg")
-        theirs = slot + (1 - half) * N + cols
-        got = tl.load(theirs, volatile=True)
-        missing = _highest(((got >> 33) != number).to(tl.int32))
-        while missing > 0:
-            got = tl.load(theirs, volatile=True)
-            missing = _highest(((got >> 33) != number).to(tl.int32))
+        got = _await(slot + (1 - half) * N + cols, number)
         total = part + (got & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
-        agreed = flag & _highest(((got >> 32) & 1).to(tl.int32))
+        if FLAG:
+            agreed = flag & _highest(((got >> 32) & 1).to(tl.int32))
+        else:
+            agreed = flag
     return total, agreed
 
 
 @triton.jit
 def _rounds(
-    scores, counts, u, v, done, prefix, norm, w, x, by_row, by_column, by_rank, by_document, out, values, scale, mail,
+    scores, counts, u, v, done, prefix, norm, w, x, by_rank, by_document, out, values, scale, mail,
     L, iters, tau, tol, depth,
-    N: tl.constexpr, SPLIT: tl.constexpr, RL: tl.constexpr, CL: tl.constexpr, TRANSPOSED: tl.constexpr, FORWARD: tl.constexpr, OUT: tl.constexpr,
+    N: tl.constexpr, SPLIT: tl.constexpr, RL: tl.constexpr, CL: tl.constexpr, TRANSPOSED: tl.constexpr, FORWARD: tl.constexpr, OUT: tl.constexpr, STOPS: tl.constexpr,
     BACKWARD: tl.constexpr, DISCOUNTS: tl.constexpr,
 ):  # fmt: skip
     # K is kept as [RI, CI, RL, CL], row i = RL ri + rl and column j = CL ci + cl. Triton spreads the last dimensions over lanes
@@ -356,22 +383,24 @@ def _rounds(
             tl.store(at_u + rows, p, mask=in_i)
         running = none + 1
         while (t < iters) & (running > 0):
-            judged = (t > 0) & (tol > 0.0)
             if TRANSPOSED:
                 sums_i = _along(K, q)
-                off = _highest(tl.where(real_i, tl.abs(p * sums_i - 1.0), 0.0))
-                near = (judged & (off < tol)).to(tl.int32)
+                near = none
+                if STOPS:
+                    off = _highest(tl.where(real_i, tl.abs(p * sums_i - 1.0), 0.0))
+                    near = ((t > 0) & (off < tol)).to(tl.int32)
                 new_p = _inverse(sums_i, real_i)
-                sums_j, enough = _total(_down(K, new_p), near, number, mail, b, half, cols, N, SPLIT)
+                sums_j, enough = _total(_down(K, new_p), near, number, mail, b, half, cols, N, SPLIT, STOPS)
                 running = 1 - enough
                 p = tl.where(running > 0, new_p, p)
                 q = tl.where(running > 0, _inverse(sums_j, real_j), q)
                 tl.store(at_v + t * L + rows, p, mask=rows < L * running)
                 tl.store(at_u + (t + 1) * L + cols, q, mask=cols < L * running)
             else:
-                sums_j, _agreed = _total(_down(K, p), none, number, mail, b, half, cols, N, SPLIT)
-                off = _highest(tl.where(real_j, tl.abs(q * sums_j - 1.0), 0.0))
-                running = 1 - (judged & (off < tol)).to(tl.int32)
+                sums_j, _agreed = _total(_down(K, p), none, number, mail, b, half, cols, N, SPLIT, False)
+                if STOPS:
+                    off = _highest(tl.where(real_j, tl.abs(q * sums_j - 1.0), 0.0))
+                    running = 1 - ((t > 0) & (off < tol)).to(tl.int32)
                 q = tl.where(running > 0, _inverse(sums_j, real_j), q)
                 p = tl.where(running > 0, _inverse(_along(K, q), real_i), p)
                 tl.store(at_v + t * L + cols, q, mask=cols < L * running)
@@ -382,7 +411,7 @@ def _rounds(
         if OUT:
             if TRANSPOSED:
                 r = _by_rank(by_rank, base, rows, real_i, depth, DISCOUNTS)
-                sums_j, _agreed = _total(_down(K, p * r), none, number, mail, b, half, cols, N, SPLIT)
+                sums_j, _agreed = _total(_down(K, p * r), none, number, mail, b, half, cols, N, SPLIT, False)
                 number += 1
                 tl.store(out + base + cols, q * sums_j, mask=in_j)
             else:
@@ -409,7 +438,7 @@ def _rounds(
             tl.store(values + b * 2 + half, tl.sum(tl.sum(p_bar, axis=1), axis=0) * tl.load(scale + b))
             if SPLIT == 1:
                 tl.store(values + b * 2 + 1, 0.0)
-        sums_j, _agreed = _total(_down(K, p * r), none, number, mail, b, half, cols, N, SPLIT)
+        sums_j, _agreed = _total(_down(K, p * r), none, number, mail, b, half, cols, N, SPLIT, False)
         number += 1
         q_bar = d * q * sums_j
         at_w = w + b.to(tl.int64) * iters * L
@@ -423,7 +452,7 @@ def _rounds(
                 tl.store(at_w + t * L + cols, term, mask=in_j)
                 p_bar = p * (p_bar - p * _along(K, term))
                 tl.store(at_x + t * L + rows, p_bar, mask=in_i)
-                sums_j, _agreed = _total(_down(K, p_bar), none, number, mail, b, half, cols, N, SPLIT)
+                sums_j, _agreed = _total(_down(K, p_bar), none, number, mail, b, half, cols, N, SPLIT, False)
                 q_bar = -before * sums_j
                 p_bar = p_bar * 0.0
                 q = before
@@ -432,63 +461,38 @@ def _rounds(
                 before = tl.load(at_u + t * L + rows, mask=real_i, other=0.0)
                 term = p * p_bar
                 tl.store(at_w + t * L + rows, term, mask=in_i)
-                sums_j, _agreed = _total(_down(K, term), none, number, mail, b, half, cols, N, SPLIT)
+                sums_j, _agreed = _total(_down(K, term), none, number, mail, b, half, cols, N, SPLIT, False)
                 q_bar = q * (q_bar - q * sums_j)
                 tl.store(at_x + t * L + cols, q_bar, mask=in_j)
                 p_bar = -before * _along(K, q_bar)
                 q_bar = q_bar * 0.0
                 p = before
             number += 1
-        tl.store(by_row + base + rows, p_bar, mask=in_i)
-        part = tl.where(half == 0, q_bar, 0.0) - _down(K, p_bar)
-        tl.store(by_column + base * 2 + half * L + cols, part, mask=in_j)
 
 
 @triton.jit
-def _gradient(
-    scores, counts, u, v, done, prefix, norm, w, x, by_row, by_column, by_rank, by_document, out, order, scale,
-    L, iters, tau, depth,
-    N: tl.constexpr, TRANSPOSED: tl.constexpr, DISCOUNTS: tl.constexpr, ORDER: tl.constexpr, PARTS: tl.constexpr,
-    BI: tl.constexpr, BJ: tl.constexpr, BT: tl.constexpr, PRECISION: tl.constexpr,
+def _logits_gradient(
+    counts, u, v, done, prefix, norm, w, x, sums, by_rank, by_document, L, iters, depth,
+    N: tl.constexpr, BI: tl.constexpr, BT: tl.constexpr, TRANSPOSED: tl.constexpr, DISCOUNTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Dz of a block of rows, summed over the rows: dK from the rounds' vectors, then back through the softmax."""
     b = tl.program_id(0)
-    base = b.to(tl.int64) * L
-    cols = tl.program_id(1) * BJ + tl.arange(0, BJ)
+    block = tl.program_id(1)
     n = tl.load(counts + b)
-    last = tl.load(done + b)
-    real_j = cols < n
-    at_u = u + b.to(tl.int64) * (iters + 1) * L
-    at_v = v + b.to(tl.int64) * iters * L
-    at_w = w + b.to(tl.int64) * iters * L
-    at_x = x + b.to(tl.int64) * iters * L
-
-    # sum_k sign(s_j - s_k), alone and against the columns' sums
-    k = tl.arange(0, N)
-    s_k = tl.load(scores + base + k, mask=k < n, other=0.0)
-    s_j = tl.load(scores + base + cols, mask=real_j, other=0.0)
-    c_k = tl.load(by_column + base * 2 + k, mask=k < n, other=0.0)
-    if PARTS == 2:
-        c_k += tl.load(by_column + base * 2 + L + k, mask=k < n, other=0.0)
-    sign = (s_j[None, :] > s_k[:, None]).to(tl.float32) - (s_j[None, :] < s_k[:, None]).to(tl.float32)
-    sign = tl.where((k < n)[:, None], sign, 0.0)
-    rho = tl.sum(sign, axis=0)
-    signs = tl.sum(sign * c_k[:, None], axis=0)
-
-    d = tl.load(by_document + base + cols, mask=real_j, other=0.0)
-    if TRANSPOSED:
-        q = tl.load(at_u + last * L + cols, mask=real_j, other=0.0)
-    else:
-        q = tl.load(at_v + (last - 1) * L + cols, mask=cols < tl.where(last > 0, n, 0), other=1.0)
-    slope = tl.zeros([BJ], dtype=tl.float32)
-    for start in range(0, N, BI):
-        rows = start + tl.arange(0, BI)
+    if block * BI < n:
+        base = b.to(tl.int64) * L
+        last = tl.load(done + b)
+        place = tl.arange(0, BI)
+        rows = block * BI + place
+        cols = tl.arange(0, N)
         real_i = rows < n
-        if TRANSPOSED:
-            p = tl.load(at_v + (last - 1) * L + rows, mask=rows < tl.where(last > 0, n, 0), other=1.0)
-        else:
-            p = tl.load(at_u + last * L + rows, mask=real_i, other=0.0)
-        r = _by_rank(by_rank, base, rows, real_i, depth, DISCOUNTS)
-        terms = tl.zeros([BI, BJ], dtype=tl.float32)
+        real_j = cols < n
+        at_u = u + b.to(tl.int64) * (iters + 1) * L
+        at_v = v + b.to(tl.int64) * iters * L
+        at_w = w + b.to(tl.int64) * iters * L
+        at_x = x + b.to(tl.int64) * iters * L
+        terms = tl.zeros([BI, N], dtype=tl.float32)
         for begin in range(0, last, BT):
             t = begin + tl.arange(0, BT)
             at_i = t[None, :] * L + rows[:, None]
@@ -509,12 +513,52 @@ def _gradient(
                 left = tl.load(at_w + at_i, mask=use_i, other=0.0)
                 right = tl.load(at_v + at_j, mask=use_j, other=0.0)
                 terms = tl.dot(left, right, terms, input_precision=PRECISION)
+        if TRANSPOSED:
+            q = tl.load(at_u + last * L + cols, mask=real_j, other=0.0)
+            p = tl.load(at_v + (last - 1) * L + rows, mask=rows < tl.where(last > 0, n, 0), other=1.0)
+        else:
+            q = tl.load(at_v + (last - 1) * L + cols, mask=cols < tl.where(last > 0, n, 0), other=1.0)
+            p = tl.load(at_u + last * L + rows, mask=real_i, other=0.0)
+        d = tl.load(by_document + base + cols, mask=real_j, other=0.0)
+        r = _by_rank(by_rank, base, rows, real_i, depth, DISCOUNTS)
         inverse = tl.load(norm + base + rows, mask=real_i, other=0.0)
-        rest = tl.load(by_row + base + rows, mask=real_i, other=0.0)
         K = _weights(prefix, b, rows, cols, n, N) * inverse[:, None]
-        slack = (n - 1 - 2 * rows).to(tl.float32)[:, None] - rho[None, :]
-        slope += tl.sum(slack * K * ((p * r)[:, None] * (q * d)[None, :] - terms - rest[:, None]), axis=0)
-    grad = tl.where(real_j, (slope - signs) / tau, 0.0)
+        grad = K * ((p * r)[:, None] * (q * d)[None, :] - terms)
+        grad -= K * tl.sum(grad, axis=1)[:, None]
+        to = sums + (b.to(tl.int64) * tl.num_programs(1) + block) * 2 * L + cols
+        tl.store(to, tl.sum(grad, axis=0), mask=cols < L)
+        away = (BI - 2 * place).to(tl.float32)  # r_i - r_middle
+        tl.store(to + L, tl.sum(grad * away[:, None], axis=0), mask=cols < L)
+
+
+@triton.jit
+def _scores_gradient(
+    scores, counts, sums, out, order, scale, L, tau,
+    N: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, ORDER: tl.constexpr,
+):  # fmt: skip
+    """From dz to the scores: d z_ij / d s_j = (r_i - rho_j) / tau, and through b_j; rho_j = sum_k sign(s_j - s_k)."""
+    b = tl.program_id(0)
+    base = b.to(tl.int64) * L
+    cols = tl.program_id(1) * BJ + tl.arange(0, BJ)
+    k = tl.arange(0, N)
+    n = tl.load(counts + b)
+    real_j = cols < n
+    s_k = tl.load(scores + base + k, mask=k < n, other=0.0)
+    s_j = tl.load(scores + base + cols, mask=real_j, other=0.0)
+    sign = (s_j[None, :] > s_k[:, None]).to(tl.float32) - (s_j[None, :] < s_k[:, None]).to(tl.float32)
+    sign = tl.where((k < n)[:, None], sign, 0.0)
+    rho = tl.sum(sign, axis=0)
+    blocks = tl.cdiv(L, BI)
+    by_column = tl.zeros([N], dtype=tl.float32)
+    slope = tl.zeros([BJ], dtype=tl.float32)
+    for block in range(tl.cdiv(n, BI)):
+        at = sums + (b.to(tl.int64) * blocks + block) * 2 * L
+        by_column += tl.load(at + k, mask=k < n, other=0.0)
+        here = tl.load(at + cols, mask=real_j, other=0.0)
+        middle = (n - 1 - 2 * block * BI - BI).to(tl.float32)
+        slope += tl.load(at + L + cols, mask=real_j, other=0.0) + (middle - rho) * here
+    slope -= tl.sum(sign * by_column[:, None], axis=0)
+    grad = tl.where(real_j, slope / tau, 0.0)
     if ORDER:
         to = tl.load(order + base + cols, mask=cols < L, other=0)
         grad = tl.where(real_j, grad * tl.load(scale + b), 0.0)
