@@ -68,7 +68,7 @@ def summarise(
     gains, ideal = empty(lists, length, dtype=torch.float64), empty(lists, length, dtype=torch.float64)
     rank = empty(0 if smooth else lists, length, dtype=torch.int32)
     smooth_rank = empty(lists if smooth else 0, length)
-    block_i, block_j = 32, min(128, max(16, triton.next_power_of_2(length)))
+    block_i, block_j = 32, min(64, max(16, triton.next_power_of_2(length)))
     _rank[(lists, triton.cdiv(length, block_i))](
         scores, labels, real, given, clean, clean_labels, gains, ideal, rank, smooth_rank,
         length, 2**31 - 1 if k is None else k, 1.0 if alpha is None else alpha,

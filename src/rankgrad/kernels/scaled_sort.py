@@ -265,14 +265,16 @@ def _tile(prefix, b, rows, cols, n, N: tl.constexpr):
 
 
 @triton.jit
-def _down(K, p):
-    """K' p, [RI, CI, RL, CL] and [RI, RL] -> [CI, CL]."""
-    return tl.sum(tl.sum(K * p[:, None, :, None], axis=0), axis=1)
+def _down(K, p, N: tl.constexpr):
+    """K' p, [RI, CI, RL, CL] and [RI, RL] -> [N]."""
+    part = tl.permute(tl.sum(K * p[:, None, :, None], axis=0), (1, 0, 2))  # [RL, CI, CL]
+    return tl.sum(tl.reshape(part, (part.shape[0], N)), axis=0)
 
 
 @triton.jit
 def _along(K, q):
-    """K q, [RI, CI, RL, CL] and [CI, CL] -> [RI, RL]."""
+    """K q, [RI, CI, RL, CL] and [N] -> [RI, RL]."""
+    q = tl.reshape(q, (K.shape[1], K.shape[3]))
     return tl.sum(tl.sum(K * q[None, :, None, :], axis=1), axis=2)
 
 
@@ -318,7 +320,7 @@ def _total(part, flag, number, mail, b, half, cols, N: tl.constexpr, SPLIT: tl.c
         got = _await(slot + (1 - half) * N + cols, number)
         total = part + (got & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
         if FLAG:
-            agreed = flag & _highest(((got >> 32) & 1).to(tl.int32))
+            agreed = flag & tl.max(((got >> 32) & 1).to(tl.int32), axis=0)
         else:
             agreed = flag
     return total, agreed
@@ -345,7 +347,8 @@ def _rounds(
     half = place % SPLIT
     base = b.to(tl.int64) * L
     rows = half * M + tl.arange(0, RI)[:, None] * RL + tl.arange(0, RL)[None, :]
-    cols = tl.arange(0, CI)[:, None] * CL + tl.arange(0, CL)[None, :]
+    cols = tl.arange(0, N)
+    grid = tl.arange(0, CI)[:, None] * CL + tl.arange(0, CL)[None, :]
     n = tl.load(counts + b)
     real_i = rows < n
     real_j = cols < n
@@ -355,18 +358,17 @@ def _rounds(
     at_v = v + b.to(tl.int64) * iters * L
 
     if FORWARD:
-        line = tl.arange(0, N)
-        here = tl.load(scores + base + line, mask=line < n, other=0.0).to(tl.float64)
-        after = tl.load(scores + base + line + 1, mask=line + 1 < n, other=0.0).to(tl.float64)
-        gap = tl.where(line + 1 < n, (here - after) / tau, 0.0)
+        here = tl.load(scores + base + cols, mask=cols < n, other=0.0).to(tl.float64)
+        after = tl.load(scores + base + cols + 1, mask=cols + 1 < n, other=0.0).to(tl.float64)
+        gap = tl.where(cols + 1 < n, (here - after) / tau, 0.0)
         gap = tl.minimum(tl.maximum(gap, 0.0), _WIDEST_GAP)
         sums = prefix + b.to(tl.int64) * (2 * N + 2)
         tl.store(sums, 0.0)
         tl.store(sums + N + 1, 0.0)
-        tl.store(sums + 1 + line, tl.cumsum(gap, axis=0))
-        tl.store(sums + N + 2 + line, tl.cumsum(gap * line.to(tl.float64), axis=0))
+        tl.store(sums + 1 + cols, tl.cumsum(gap, axis=0))
+        tl.store(sums + N + 2 + cols, tl.cumsum(gap * cols.to(tl.float64), axis=0))
         tl.debug_barrier()
-    K = _tile(prefix, b, rows, cols, n, N)
+    K = _tile(prefix, b, rows, grid, n, N)
     inverse = _inverse(tl.sum(tl.sum(K, axis=1), axis=2), real_i)
     K = K * inverse[:, None, :, None]
 
@@ -390,16 +392,16 @@ def _rounds(
                     off = _highest(tl.where(real_i, tl.abs(p * sums_i - 1.0), 0.0))
                     near = ((t > 0) & (off < tol)).to(tl.int32)
                 new_p = _inverse(sums_i, real_i)
-                sums_j, enough = _total(_down(K, new_p), near, number, mail, b, half, cols, N, SPLIT, STOPS)
+                sums_j, enough = _total(_down(K, new_p, N), near, number, mail, b, half, cols, N, SPLIT, STOPS)
                 running = 1 - enough
                 p = tl.where(running > 0, new_p, p)
                 q = tl.where(running > 0, _inverse(sums_j, real_j), q)
                 tl.store(at_v + t * L + rows, p, mask=rows < L * running)
                 tl.store(at_u + (t + 1) * L + cols, q, mask=cols < L * running)
             else:
-                sums_j, _agreed = _total(_down(K, p), none, number, mail, b, half, cols, N, SPLIT, False)
+                sums_j, _agreed = _total(_down(K, p, N), none, number, mail, b, half, cols, N, SPLIT, False)
                 if STOPS:
-                    off = _highest(tl.where(real_j, tl.abs(q * sums_j - 1.0), 0.0))
+                    off = tl.max(tl.where(real_j, tl.abs(q * sums_j - 1.0), 0.0), axis=0)
                     running = 1 - ((t > 0) & (off < tol)).to(tl.int32)
                 q = tl.where(running > 0, _inverse(sums_j, real_j), q)
                 p = tl.where(running > 0, _inverse(_along(K, q), real_i), p)
@@ -411,7 +413,7 @@ def _rounds(
         if OUT:
             if TRANSPOSED:
                 r = _by_rank(by_rank, base, rows, real_i, depth, DISCOUNTS)
-                sums_j, _agreed = _total(_down(K, p * r), none, number, mail, b, half, cols, N, SPLIT, False)
+                sums_j, _agreed = _total(_down(K, p * r, N), none, number, mail, b, half, cols, N, SPLIT, False)
                 number += 1
                 tl.store(out + base + cols, q * sums_j, mask=in_j)
             else:
@@ -438,7 +440,7 @@ def _rounds(
             tl.store(values + b * 2 + half, tl.sum(tl.sum(p_bar, axis=1), axis=0) * tl.load(scale + b))
             if SPLIT == 1:
                 tl.store(values + b * 2 + 1, 0.0)
-        sums_j, _agreed = _total(_down(K, p * r), none, number, mail, b, half, cols, N, SPLIT, False)
+        sums_j, _agreed = _total(_down(K, p * r, N), none, number, mail, b, half, cols, N, SPLIT, False)
         number += 1
         q_bar = d * q * sums_j
         at_w = w + b.to(tl.int64) * iters * L
@@ -452,7 +454,7 @@ def _rounds(
                 tl.store(at_w + t * L + cols, term, mask=in_j)
                 p_bar = p * (p_bar - p * _along(K, term))
                 tl.store(at_x + t * L + rows, p_bar, mask=in_i)
-                sums_j, _agreed = _total(_down(K, p_bar), none, number, mail, b, half, cols, N, SPLIT, False)
+                sums_j, _agreed = _total(_down(K, p_bar, N), none, number, mail, b, half, cols, N, SPLIT, False)
                 q_bar = -before * sums_j
                 p_bar = p_bar * 0.0
                 q = before
@@ -461,7 +463,7 @@ def _rounds(
                 before = tl.load(at_u + t * L + rows, mask=real_i, other=0.0)
                 term = p * p_bar
                 tl.store(at_w + t * L + rows, term, mask=in_i)
-                sums_j, _agreed = _total(_down(K, term), none, number, mail, b, half, cols, N, SPLIT, False)
+                sums_j, _agreed = _total(_down(K, term, N), none, number, mail, b, half, cols, N, SPLIT, False)
                 q_bar = q * (q_bar - q * sums_j)
                 tl.store(at_x + t * L + cols, q_bar, mask=in_j)
                 p_bar = -before * _along(K, q_bar)
