@@ -11,12 +11,12 @@ class Attach(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, values: Tensor, gradient: Tensor, weighs: Tensor, reduction: str) -> Tensor:
-        """Scores [..., L], values [B], gradient [B, L] in float32, weighs [B] -> the loss."""
+        """Scores [..., L], values [B, parts] to be added, gradient [B, L] in float32, weighs [B] -> the loss."""
         ctx.shape, ctx.dtype, ctx.reduction = scores.shape, scores.dtype, reduction
         total = weighs.sum().clamp_(min=1) if reduction == "mean" else None
         ctx.save_for_backward(gradient, total)
         if reduction == "none":
-            return values.view(scores.shape[:-1])
+            return values.sum(-1).view(scores.shape[:-1])
         return values.sum() if total is None else values.sum() / total
 
     @staticmethod

@@ -19,7 +19,7 @@ GAINS = {"exp2": 0, "linear": 1}  # 2 = given as a tensor
 
 
 class Summary(NamedTuple):
-    """Lists as the kernels read them, B lists of L documents; fields that were not asked for are empty."""
+    """Lists as the kernels read them, B lists of L documents; what was not asked for holds nothing of use."""
 
     scores: Tensor  # [B, L] float32, 0 under the padding
     labels: Tensor  # [B, L] float64, 0 under the padding
@@ -57,36 +57,33 @@ def summarise(
     labels = (labels.to(torch.uint8) if labels.dtype == torch.bool else labels).contiguous()
     mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.contiguous()
     real = mask.view(torch.uint8)
-    given = gain.contiguous() if isinstance(gain, Tensor) else scores.new_empty(0, dtype=torch.float64)
+    given = gain.contiguous() if isinstance(gain, Tensor) else labels  # not read unless given
     which = 2 if isinstance(gain, Tensor) else GAINS[gain]
     smooth = alpha is not None
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=scores.device)
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+        return torch.empty(shape, dtype=dtype, device=scores.device).unbind()
 
-    clean, clean_labels = empty(lists, length), empty(lists, length, dtype=torch.float64)
-    gains, ideal = empty(lists, length, dtype=torch.float64), empty(lists, length, dtype=torch.float64)
-    rank = empty(0 if smooth else lists, length, dtype=torch.int32)
-    smooth_rank = empty(lists if smooth else 0, length)
+    clean_labels, gains, ideal = empty(3, lists, length, dtype=torch.float64)
+    clean, smooth_rank, gain_out = empty(3, lists, length)
+    discount, ordered, ordered_gain = (clean,) * 3 if smooth else empty(3, lists, length)
+    rank, order = (real,) * 2 if smooth else empty(2, lists, length, dtype=torch.int32)
+    steps, counts = torch.empty_like(clean[0]), torch.empty_like(clean[:, 0], dtype=torch.int32)
+    value_scale, grad_scale, weighs = empty(3, lists)
     block_i, block_j = 32, min(64, max(16, triton.next_power_of_2(length)))
     _rank[(lists, triton.cdiv(length, block_i))](
         scores, labels, real, given, clean, clean_labels, gains, ideal, rank, smooth_rank,
         length, 2**31 - 1 if k is None else k, 1.0 if alpha is None else alpha,
         GAIN=which, SMOOTH=smooth, BI=block_i, BJ=block_j, num_warps=4,
     )  # fmt: skip
-    gain_out, hard = empty(lists, length), 0 if smooth else lists
-    discount, steps = empty(hard, length), empty(0 if smooth else length)
-    ordered, ordered_gain = empty(hard, length), empty(hard, length)
-    order, counts = empty(hard, length, dtype=torch.int32), empty(lists, dtype=torch.int32)
-    scales = empty(3, lists)
     _summary[(lists,)](
         scores, labels, real, clean, gains, ideal, rank,
-        gain_out, discount, steps, ordered, ordered_gain, order, counts, scales[0], scales[1], scales[2],
+        gain_out, discount, steps, ordered, ordered_gain, order, counts, value_scale, grad_scale, weighs,
         length, TEACHES=teaches, SMOOTH=smooth, BLOCK=min(1024, max(16, triton.next_power_of_2(length))), num_warps=4,
     )  # fmt: skip
     return Summary(
         clean, clean_labels, real, rank, smooth_rank, gain_out, discount, steps,
-        ordered, ordered_gain, order, counts, scales[0], scales[1], scales[2],
+        ordered, ordered_gain, order, counts, value_scale, grad_scale, weighs,
     )  # fmt: skip
 
 
@@ -114,9 +111,10 @@ def _rank(
         key_i = tl.load(given + base + i, mask=in_i, other=0.0)
     else:
         key_i = y_i  # gains grow with labels: the same order
-    before = tl.zeros([BI], dtype=tl.int32)
-    better = tl.zeros([BI], dtype=tl.int32)
-    rivals = tl.zeros([BI], dtype=tl.float32)
+    # Tiles are [BJ, BI], rivals first: a thread keeps its document and sums over rivals by itself until the end.
+    befores = tl.zeros([BJ, BI], dtype=tl.int32)
+    betters = tl.zeros([BJ, BI], dtype=tl.int32)
+    beatens = tl.zeros([BJ, BI], dtype=tl.float32)
     for start in range(0, L, BJ):
         j = start + tl.arange(0, BJ)
         in_j = j < L
@@ -125,19 +123,20 @@ def _rank(
             key_j = tl.load(given + base + j, mask=in_j, other=0.0)
         else:
             key_j = y_j
-        earlier = j[None, :] < i[:, None]
-        richer = (key_j[None, :] > key_i[:, None]) | ((key_j[None, :] == key_i[:, None]) & earlier)
-        better += tl.sum((richer & real_j[None, :]).to(tl.int32), axis=1)
+        earlier = j[:, None] < i[None, :]
+        richer = (key_j[:, None] > key_i[None, :]) | ((key_j[:, None] == key_i[None, :]) & earlier)
+        betters += (richer & real_j[:, None]).to(tl.int32)
         if SMOOTH:
-            x = alpha * (s_j[None, :] - s_i[:, None])
+            x = alpha * (s_j[:, None] - s_i[None, :])
             e = tl.exp(-tl.abs(x))
             beaten = tl.where(x >= 0.0, 1.0, e) / (1.0 + e)
-            rivals += tl.sum(tl.where(real_j[None, :] & (j[None, :] != i[:, None]), beaten, 0.0), axis=1)
+            beatens += tl.where(real_j[:, None] & (j[:, None] != i[None, :]), beaten, 0.0)
         else:
-            ahead = (s_j[None, :] > s_i[:, None]) | ((s_j[None, :] == s_i[:, None]) & earlier)
-            same = real_j[None, :] == real_i[:, None]
-            first = (same & ahead) | ((same == 0) & real_j[None, :])
-            before += tl.sum((first & in_j[None, :]).to(tl.int32), axis=1)
+            ahead = (s_j[:, None] > s_i[None, :]) | ((s_j[:, None] == s_i[None, :]) & earlier)
+            same = real_j[:, None] == real_i[None, :]
+            first = (same & ahead) | ((same == 0) & real_j[:, None])
+            befores += (first & in_j[:, None]).to(tl.int32)
+    better = tl.sum(betters, axis=0)
     if GAIN == 0:
         g = tl.exp2(y_i) - 1.0
     else:
@@ -149,9 +148,9 @@ def _rank(
     tl.store(gains + base + i, g, mask=in_i)
     tl.store(ideal + base + i, part, mask=in_i)
     if SMOOTH:
-        tl.store(smooth_rank + base + i, 1.0 + rivals, mask=in_i)
+        tl.store(smooth_rank + base + i, 1.0 + tl.sum(beatens, axis=0), mask=in_i)
     else:
-        tl.store(rank + base + i, before, mask=in_i)
+        tl.store(rank + base + i, tl.sum(befores, axis=0), mask=in_i)
 
 
 @triton.jit

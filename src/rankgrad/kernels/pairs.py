@@ -42,7 +42,7 @@ def pairwise(
         lists.value_scale, lists.grad_scale, values, gradient, length, 0 if k is None else k, mu,
         KIND=KINDS[name], TOP=0 if k is None else (1 if pairs == "any" else 2), BI=_BI, BJ=_BJ, num_warps=4,
     )  # fmt: skip
-    return Attach.apply(scores, values.sum(-1), gradient, lists.weighs, reduction)
+    return Attach.apply(scores, values, gradient, lists.weighs, reduction)
 
 
 def approx_ndcg(
@@ -67,7 +67,7 @@ def approx_ndcg(
         lists.scores, lists.mask, lists.smooth_rank, lists.gain, lists.value_scale, lists.grad_scale,
         values, gradient, length, alpha, BI=_BI, BJ=_BJ, num_warps=4,
     )  # fmt: skip
-    return Attach.apply(scores, values.sum(-1), gradient, lists.weighs, reduction)
+    return Attach.apply(scores, values, gradient, lists.weighs, reduction)
 
 
 @triton.jit
@@ -100,49 +100,50 @@ def _pairs(
     rank_i = tl.load(rank + base + i, mask=in_i, other=0)
     g_i = tl.load(gain + base + i, mask=in_i, other=0.0)
     d_i = tl.load(discount + base + i, mask=in_i, other=0.0)
-    value = tl.zeros([BI], dtype=tl.float32)
-    slope = tl.zeros([BI], dtype=tl.float32)
+    # Tiles are [BJ, BI], rivals first: a thread keeps its document and sums over rivals by itself until the end.
+    value = tl.zeros([BJ, BI], dtype=tl.float32)
+    slope = tl.zeros([BJ, BI], dtype=tl.float32)
     for start in range(0, L, BJ):
         j = start + tl.arange(0, BJ)
         in_j = j < L
         s_j = tl.load(scores + base + j, mask=in_j, other=0.0)
         real_j = tl.load(mask + base + j, mask=in_j, other=0) != 0
         rank_j = tl.load(rank + base + j, mask=in_j, other=0)
-        counted = real_i[:, None] & real_j[None, :]
+        counted = real_i[None, :] & real_j[:, None]
         if TOP == 1:
-            counted = counted & ((rank_i[:, None] < k) | (rank_j[None, :] < k))
+            counted = counted & ((rank_i[None, :] < k) | (rank_j[:, None] < k))
         if TOP == 2:
-            counted = counted & (rank_i[:, None] < k) & (rank_j[None, :] < k)
-        x = s_i[:, None] - s_j[None, :]
+            counted = counted & (rank_i[None, :] < k) & (rank_j[:, None] < k)
+        x = s_i[None, :] - s_j[:, None]
         e = tl.exp(-tl.abs(x))
         wrong = tl.where(x >= 0.0, e, 1.0) / (1.0 + e)  # sigmoid(s_j - s_i)
         if KIND == 2:  # all ordered pairs, the weight of the first
             g_j = tl.load(gain + base + j, mask=in_j, other=0.0)
             d_j = tl.load(discount + base + j, mask=in_j, other=0.0)
-            counted = counted & (i[:, None] != j[None, :])
+            counted = counted & (i[None, :] != j[:, None])
             right = tl.where(x >= 0.0, 1.0, e) / (1.0 + e)
-            w_i = (g_i * d_i)[:, None]
-            w_j = (g_j * d_j)[None, :]
+            w_i = (g_i * d_i)[None, :]
+            w_j = (g_j * d_j)[:, None]
             loss = tl.maximum(-x, 0.0) + _log1p(e)
-            value += tl.sum(tl.where(counted, w_i * loss, 0.0), axis=1)
-            slope += tl.sum(tl.where(counted, w_j * right - w_i * wrong, 0.0), axis=1)
+            value += tl.where(counted, w_i * loss, 0.0)
+            slope += tl.where(counted, w_j * right - w_i * wrong, 0.0)
         else:
             y_j = tl.load(labels + base + j, mask=in_j, other=0.0)
-            above = counted & (y_i[:, None] > y_j[None, :])
-            below = counted & (y_i[:, None] < y_j[None, :])
+            above = counted & (y_i[None, :] > y_j[:, None])
+            below = counted & (y_i[None, :] < y_j[:, None])
             loss = tl.maximum(-x, 0.0) + _log1p(e)
             pull = tl.where(above, -wrong, tl.where(below, tl.where(x >= 0.0, 1.0, e) / (1.0 + e), 0.0))
             if KIND == 0:
-                value += tl.sum(tl.where(above, loss, 0.0), axis=1)
-                slope += tl.sum(pull, axis=1)
+                value += tl.where(above, loss, 0.0)
+                slope += pull
             else:
                 g_j = tl.load(gain + base + j, mask=in_j, other=0.0)
-                w = tl.abs(g_i[:, None] - g_j[None, :])
+                w = tl.abs(g_i[None, :] - g_j[:, None])
                 if KIND == 1 or KIND == 4:
                     d_j = tl.load(discount + base + j, mask=in_j, other=0.0)
-                    v = tl.abs(d_i[:, None] - d_j[None, :])
+                    v = tl.abs(d_i[None, :] - d_j[:, None])
                 if KIND == 3 or KIND == 4:
-                    distance = tl.abs(rank_i[:, None] - rank_j[None, :])
+                    distance = tl.abs(rank_i[None, :] - rank_j[:, None])
                     step = tl.load(steps + distance, mask=above | below, other=0.0)
                 if KIND == 1:
                     w = w * v
@@ -150,11 +151,11 @@ def _pairs(
                     w = w * step
                 if KIND == 4:
                     w = w * (v + mu * step)
-                value += tl.sum(tl.where(above, w * loss, 0.0), axis=1)
-                slope += tl.sum(tl.where(above | below, w * pull, 0.0), axis=1)
-    total = tl.sum(value, axis=0) * tl.load(value_scale + b)
+                value += tl.where(above, w * loss, 0.0)
+                slope += tl.where(above | below, w * pull, 0.0)
+    total = tl.sum(tl.sum(value, axis=0), axis=0) * tl.load(value_scale + b)
     tl.store(values + b.to(tl.int64) * tl.num_programs(1) + block, total)
-    slope = tl.where(real_i, slope * tl.load(grad_scale + b), 0.0)
+    slope = tl.where(real_i, tl.sum(slope, axis=0) * tl.load(grad_scale + b), 0.0)
     tl.store(gradient + base + i, slope, mask=in_i)
 
 
@@ -180,17 +181,17 @@ def _approx(
     s_i = tl.load(scores + base + i, mask=in_i, other=0.0)
     real_i = tl.load(mask + base + i, mask=in_i, other=0) != 0
     value, h_i = _drop(smooth_rank, gain, base + i, in_i)
-    slope = tl.zeros([BI], dtype=tl.float32)
+    slope = tl.zeros([BJ, BI], dtype=tl.float32)
     for start in range(0, L, BJ):
         j = start + tl.arange(0, BJ)
         in_j = j < L
         s_j = tl.load(scores + base + j, mask=in_j, other=0.0)
         real_j = tl.load(mask + base + j, mask=in_j, other=0) != 0
         _value_j, h_j = _drop(smooth_rank, gain, base + j, in_j)
-        e = tl.exp(-tl.abs(alpha * (s_i[:, None] - s_j[None, :])))
+        e = tl.exp(-tl.abs(alpha * (s_i[None, :] - s_j[:, None])))
         bend = e / ((1.0 + e) * (1.0 + e))
-        slope += tl.sum(tl.where(real_j[None, :], bend * (h_j[None, :] - h_i[:, None]), 0.0), axis=1)
+        slope += tl.where(real_j[:, None], bend * (h_j[:, None] - h_i[None, :]), 0.0)
     total = tl.sum(tl.where(real_i, value, 0.0), axis=0) * tl.load(value_scale + b)
     tl.store(values + b.to(tl.int64) * tl.num_programs(1) + block, total)
-    slope = tl.where(real_i, alpha * slope * tl.load(grad_scale + b), 0.0)
+    slope = tl.where(real_i, alpha * tl.sum(slope, axis=0) * tl.load(grad_scale + b), 0.0)
     tl.store(gradient + base + i, slope, mask=in_i)

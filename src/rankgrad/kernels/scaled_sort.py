@@ -118,7 +118,7 @@ def neural_ndcg(
         _assemble(
             rounds, walk, None, lists.ordered_gain, gradient, lists.order, lists.grad_scale, tau, depth, transposed
         )
-    return Attach.apply(scores, values.sum(-1), gradient, lists.weighs, reduction)
+    return Attach.apply(scores, values, gradient, lists.weighs, reduction)
 
 
 def _width(length: int) -> int:
@@ -497,22 +497,22 @@ def _logits_gradient(
         terms = tl.zeros([BI, N], dtype=tl.float32)
         for begin in range(0, last, BT):
             t = begin + tl.arange(0, BT)
-            at_i = t[None, :] * L + rows[:, None]
+            at_i = t[:, None] * L + rows[None, :]
             at_j = t[:, None] * L + cols[None, :]
-            use_i = (t < last)[None, :] & real_i[:, None]
+            use_i = (t < last)[:, None] & real_i[None, :]
             use_j = (t < last)[:, None] & real_j[None, :]
             if TRANSPOSED:
-                left = tl.load(at_x + at_i, mask=use_i, other=0.0)
+                left = tl.trans(tl.load(at_x + at_i, mask=use_i, other=0.0))
                 right = tl.load(at_u + at_j, mask=use_j, other=0.0)
                 terms = tl.dot(left, right, terms, input_precision=PRECISION)
-                left = tl.load(at_v + at_i, mask=use_i, other=0.0)
+                left = tl.trans(tl.load(at_v + at_i, mask=use_i, other=0.0))
                 right = tl.load(at_w + at_j, mask=use_j, other=0.0)
                 terms = tl.dot(left, right, terms, input_precision=PRECISION)
             else:
-                left = tl.load(at_u + at_i, mask=use_i, other=0.0)
+                left = tl.trans(tl.load(at_u + at_i, mask=use_i, other=0.0))
                 right = tl.load(at_x + at_j, mask=use_j, other=0.0)
                 terms = tl.dot(left, right, terms, input_precision=PRECISION)
-                left = tl.load(at_w + at_i, mask=use_i, other=0.0)
+                left = tl.trans(tl.load(at_w + at_i, mask=use_i, other=0.0))
                 right = tl.load(at_v + at_j, mask=use_j, other=0.0)
                 terms = tl.dot(left, right, terms, input_precision=PRECISION)
         if TRANSPOSED:
