@@ -245,6 +245,22 @@ def test_more_lists_than_the_chip_holds(name, spread, tau):
 
 
 @on_the_gpu
+def test_two_streams_at_once_do_not_wait_for_each_other_forever():
+    scores, labels, mask = batch((240,) * 200, 240, ties=False)
+    expected = run("neural_ndcg", scores, labels, mask, "triton")
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    leaves = [scores.clone().requires_grad_() for _ in streams]
+    torch.cuda.synchronize()
+    for _ in range(5):
+        for stream, leaf in zip(streams, leaves):
+            with torch.cuda.stream(stream):
+                leaf.grad = None
+                LOSSES["neural_ndcg"](leaf, labels, mask).backward()
+    torch.cuda.synchronize()
+    assert all(torch.equal(leaf.grad, expected[1]) for leaf in leaves)
+
+
+@on_the_gpu
 @pytest.mark.parametrize("name", PAIRWISE)
 def test_very_long_lists_on_the_gpu(name):
     agree(name, *batch((3000, 2500), 3001, ties=False), tolerance=5e-5)

@@ -1,5 +1,6 @@
 """Pairwise losses and ApproxNDCG: value and gradient of each list in one pass over its pairs, tile by tile."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,22 +27,23 @@ def pairwise(
     """The loss `name` of rankgrad.losses.pairwise, scores [..., L] -> scalar; a gain may be a tensor like the labels."""
     length = scores.shape[-1]
     flat = scores.detach().reshape(-1, length)
-    lists = summarise(
-        flat,
-        labels.detach().reshape(-1, length),
-        None if mask is None else mask.reshape(-1, length),
-        gain=gain.reshape(-1, length) if isinstance(gain, Tensor) else gain,
-        k=k,
-        teaches=PAIR,
-    )
-    blocks = triton.cdiv(length, _BI)
-    gradient = lists.scores.new_empty(flat.shape)
-    values = lists.scores.new_empty(len(flat), blocks)
-    _pairs[(len(flat), blocks)](
-        lists.scores, lists.labels, lists.mask, lists.rank, lists.gain, lists.discount, lists.steps,
-        lists.value_scale, lists.grad_scale, values, gradient, length, 0 if k is None else k, mu,
-        KIND=KINDS[name], TOP=0 if k is None else (1 if pairs == "any" else 2), BI=_BI, BJ=_BJ, num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(flat):
+        lists = summarise(
+            flat,
+            labels.detach().reshape(-1, length),
+            None if mask is None else mask.reshape(-1, length),
+            gain=gain.reshape(-1, length) if isinstance(gain, Tensor) else gain,
+            k=k,
+            teaches=PAIR,
+        )
+        blocks = triton.cdiv(length, _BI)
+        gradient = lists.scores.new_empty(flat.shape)
+        values = lists.scores.new_empty(len(flat), blocks)
+        _pairs[(len(flat), blocks)](
+            lists.scores, lists.labels, lists.mask, lists.rank, lists.gain, lists.discount, lists.steps,
+            lists.value_scale, lists.grad_scale, values, gradient, length, 0 if k is None else k, mu,
+            KIND=KINDS[name], TOP=0 if k is None else (1 if pairs == "any" else 2), BI=_BI, BJ=_BJ, num_warps=4,
+        )  # fmt: skip
     return Attach.apply(scores, values, gradient, lists.weighs, reduction)
 
 
@@ -51,22 +53,23 @@ def approx_ndcg(
     """`rankgrad.losses.smoothed.approx_ndcg`, scores [..., L] -> scalar; a gain may be a tensor like the labels."""
     length = scores.shape[-1]
     flat = scores.detach().reshape(-1, length)
-    lists = summarise(
-        flat,
-        labels.detach().reshape(-1, length),
-        None if mask is None else mask.reshape(-1, length),
-        gain=gain.reshape(-1, length) if isinstance(gain, Tensor) else gain,
-        k=None,
-        teaches=RELEVANT,
-        alpha=alpha,
-    )
-    blocks = triton.cdiv(length, _BI)
-    gradient = lists.scores.new_empty(flat.shape)
-    values = lists.scores.new_empty(len(flat), blocks)
-    _approx[(len(flat), blocks)](
-        lists.scores, lists.mask, lists.smooth_rank, lists.gain, lists.value_scale, lists.grad_scale,
-        values, gradient, length, alpha, BI=_BI, BJ=_BJ, num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(flat):
+        lists = summarise(
+            flat,
+            labels.detach().reshape(-1, length),
+            None if mask is None else mask.reshape(-1, length),
+            gain=gain.reshape(-1, length) if isinstance(gain, Tensor) else gain,
+            k=None,
+            teaches=RELEVANT,
+            alpha=alpha,
+        )
+        blocks = triton.cdiv(length, _BI)
+        gradient = lists.scores.new_empty(flat.shape)
+        values = lists.scores.new_empty(len(flat), blocks)
+        _approx[(len(flat), blocks)](
+            lists.scores, lists.mask, lists.smooth_rank, lists.gain, lists.value_scale, lists.grad_scale,
+            values, gradient, length, alpha, BI=_BI, BJ=_BJ, num_warps=4,
+        )  # fmt: skip
     return Attach.apply(scores, values, gradient, lists.weighs, reduction)
 
 

@@ -39,19 +39,19 @@ class Rounds(NamedTuple):
 
     scores: Tensor  # [B, L] float32, sorted
     counts: Tensor  # [B] int32
-    u: Tensor  # u_0, ..., u_T, [B, T + 1, L]
-    v: Tensor  # v_1, ..., v_T, [B, T, L]
+    u: Tensor  # u_0, ..., u_T, flat [B, T + 1, L]
+    v: Tensor  # v_1, ..., v_T, flat [B, T, L]
+    norm: Tensor  # one over the row sums of exp(z), flat [B, L]
     done: Tensor  # [B] int32, rounds until the list stopped
     prefix: Tensor  # A and W, [B, 2, N + 1] float64
-    norm: Tensor  # one over the row sums of exp(z), [B, L]
 
 
 class Walk(NamedTuple):
     """What walking the rounds back left behind: the other factors of dK, and room for the sums over blocks of rows."""
 
-    w: Tensor  # u_t times the adjoint of log u_t, [B, T, L]
-    x: Tensor  # v_t times the adjoint of log v_t, [B, T, L]
-    sums: Tensor  # sum over a block's rows of dz_ij and of (r_i - r_middle) dz_ij, [B, blocks, 2, L]
+    w: Tensor  # u_t times the adjoint of log u_t, flat [B, T, L]
+    x: Tensor  # v_t times the adjoint of log v_t, flat [B, T, L]
+    sums: Tensor  # sum over a block's rows of dz_ij and of (r_i - r_middle) dz_ij, flat [B, blocks, 2, L]
 
 
 class ScaledSort(torch.autograd.Function):
@@ -66,9 +66,9 @@ class ScaledSort(torch.autograd.Function):
         values = values.contiguous()
         out = torch.empty_like(values)
         by_rank, by_document = (values, out) if transposed else (out, values)
-        _launch(rounds, None, by_rank, by_document, out, None, tau, tol, transposed)
+        _launch(rounds, None, by_rank, by_document, out, None, tau, iters, tol, transposed)
         ctx.save_for_backward(values, *rounds)
-        ctx.how = tau, tol, transposed
+        ctx.how = tau, iters, tol, transposed
         return out
 
     @staticmethod
@@ -76,12 +76,12 @@ class ScaledSort(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """d/d scores; the values are constants."""
         values, *saved = ctx.saved_tensors
-        rounds, (tau, tol, transposed) = Rounds(*saved), ctx.how
+        rounds, (tau, iters, tol, transposed) = Rounds(*saved), ctx.how
         by_rank, by_document = (values, grad.contiguous()) if transposed else (grad.contiguous(), values)
-        walk = _allocate_walk(rounds)
-        _launch(rounds, walk, by_rank, by_document, None, None, tau, tol, transposed)
+        walk = _allocate_walk(rounds.scores, iters)
+        _launch(rounds, walk, by_rank, by_document, None, None, tau, iters, tol, transposed)
         out = torch.empty_like(values)
-        _assemble(rounds, walk, by_rank, by_document, out, None, None, tau, None, transposed)
+        _assemble(rounds, walk, by_rank, by_document, out, None, None, tau, iters, 0, transposed)
         return out, None, None, None, None, None, None
 
 
@@ -110,13 +110,25 @@ def neural_ndcg(
             teaches=RELEVANT,
         )
         rounds = _allocate(lists.ordered, lists.counts, iters)
-        walk = _allocate_walk(rounds)
+        walk = _allocate_walk(lists.ordered, iters)
         depth = length if k is None else k
         values = torch.empty(len(lists.ordered), 2, device=scores.device)
-        _launch(rounds, walk, None, lists.ordered_gain, None, values, tau, tol, transposed, depth, lists.value_scale)
+        _launch(
+            rounds, walk, None, lists.ordered_gain, None, values, tau, iters, tol, transposed, depth, lists.value_scale
+        )
         gradient = torch.empty_like(lists.ordered)
         _assemble(
-            rounds, walk, None, lists.ordered_gain, gradient, lists.order, lists.grad_scale, tau, depth, transposed
+            rounds,
+            walk,
+            None,
+            lists.ordered_gain,
+            gradient,
+            lists.order,
+            lists.grad_scale,
+            tau,
+            iters,
+            depth,
+            transposed,
         )
     return Attach.apply(scores, values, gradient, lists.weighs, reduction)
 
@@ -127,24 +139,17 @@ def _width(length: int) -> int:
 
 def _allocate(scores: Tensor, counts: Tensor, iters: int) -> Rounds:
     lists, length = scores.shape
-    vectors = scores.new_empty(lists * (2 * iters + 1) * length)
-    u, v = vectors.split((lists * (iters + 1) * length, lists * iters * length))
-    return Rounds(
-        scores,
-        counts,
-        u.view(lists, iters + 1, length),
-        v.view(lists, iters, length),
-        torch.empty_like(counts),
-        scores.new_empty(lists, 2, _width(length) + 1, dtype=torch.float64),
-        torch.empty_like(scores),
-    )
+    sizes = (lists * (iters + 1) * length, lists * iters * length, lists * length)
+    u, v, norm = scores.new_empty(sum(sizes)).split(sizes)
+    prefix = scores.new_empty(lists, 2, _width(length) + 1, dtype=torch.float64)
+    return Rounds(scores, counts, u, v, norm, torch.empty_like(counts), prefix)
 
 
-def _allocate_walk(rounds: Rounds) -> Walk:
-    lists, length = rounds.scores.shape
-    w, x = rounds.v.new_empty(2, *rounds.v.shape).unbind()
+def _allocate_walk(scores: Tensor, iters: int) -> Walk:
+    lists, length = scores.shape
     blocks = triton.cdiv(length, _rows_at_once(_width(length)))
-    return Walk(w, x, rounds.scores.new_empty(lists, blocks, 2, length))
+    sizes = (lists * iters * length, lists * iters * length, lists * blocks * 2 * length)
+    return Walk(*scores.new_empty(sum(sizes)).split(sizes))
 
 
 def _rows_at_once(width: int) -> int:
@@ -159,6 +164,7 @@ def _launch(
     out: Tensor | None,
     values: Tensor | None,
     tau: float,
+    iters: int,
     tol: float,
     transposed: bool,
     depth: int = 0,
@@ -176,7 +182,7 @@ def _launch(
             *((walk.w, walk.x) if walk is not None else (nothing, nothing)),
             nothing if by_rank is None else by_rank, by_document,
             nothing if out is None else out, nothing if values is None else values, nothing if scale is None else scale,
-            mail, length, rounds.v.shape[1], tau, tol, depth,
+            mail, length, iters, tau, tol, depth,
             N=width, SPLIT=split, RL=2 * warps, CL=16, TRANSPOSED=transposed, FORWARD=out is not None or values is not None,
             OUT=out is not None, STOPS=tol > 0, BACKWARD=walk is not None, DISCOUNTS=by_rank is None,
             num_warps=warps,
@@ -192,7 +198,8 @@ def _assemble(
     order: Tensor | None,
     scale: Tensor | None,
     tau: float,
-    depth: int | None,
+    iters: int,
+    depth: int,
     transposed: bool,
 ) -> None:
     """d/d scores from the vectors of the rounds, put where `order` says."""
@@ -203,7 +210,7 @@ def _assemble(
         block = _rows_at_once(width)
         _logits_gradient[(lists, triton.cdiv(length, block))](
             rounds.counts, rounds.u, rounds.v, rounds.done, rounds.prefix, rounds.norm, *walk,
-            nothing if by_rank is None else by_rank, by_document, length, rounds.v.shape[1], depth or 0,
+            nothing if by_rank is None else by_rank, by_document, length, iters, depth,
             N=width, BI=block, BT=32, TRANSPOSED=transposed, DISCOUNTS=by_rank is None, PRECISION=_PRECISION,
             num_warps=8 if width > 64 else 4, num_stages=1,
         )  # fmt: skip
