@@ -11,7 +11,7 @@ import torch
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are first imported, and by `choose`
+    os.environ["TRITON_INTERPRET"] = "1"  # as conftest.py does, for runs without it: read when triton is first imported
 
 pytest.importorskip("triton")
 

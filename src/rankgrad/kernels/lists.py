@@ -74,12 +74,12 @@ def summarise(
     _rank[(lists, triton.cdiv(length, block_i))](
         scores, labels, real, given, clean, clean_labels, gains, ideal, rank, smooth_rank,
         length, 2**31 - 1 if k is None else k, 1.0 if alpha is None else alpha,
-        GAIN=which, SMOOTH=smooth, BI=block_i, BJ=block_j, num_warps=4,
+        GAIN=which, SMOOTH=smooth, BI=block_i, BJ=block_j, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     _summary[(lists,)](
         scores, labels, real, clean, gains, ideal, rank,
         gain_out, discount, steps, ordered, ordered_gain, order, counts, value_scale, grad_scale, weighs,
-        length, TEACHES=teaches, SMOOTH=smooth, BLOCK=min(1024, max(16, triton.next_power_of_2(length))), num_warps=4,
+        length, TEACHES=teaches, SMOOTH=smooth, BLOCK=min(1024, max(16, triton.next_power_of_2(length))), num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return Summary(
         clean, clean_labels, real, rank, smooth_rank, gain_out, discount, steps,

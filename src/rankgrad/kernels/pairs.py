@@ -42,7 +42,7 @@ def pairwise(
         _pairs[(len(flat), blocks)](
             lists.scores, lists.labels, lists.mask, lists.rank, lists.gain, lists.discount, lists.steps,
             lists.value_scale, lists.grad_scale, values, gradient, length, 0 if k is None else k, mu,
-            KIND=KINDS[name], TOP=0 if k is None else (1 if pairs == "any" else 2), BI=_BI, BJ=_BJ, num_warps=4,
+            KIND=KINDS[name], TOP=0 if k is None else (1 if pairs == "any" else 2), BI=_BI, BJ=_BJ, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return Attach.apply(scores, values, gradient, lists.weighs, reduction)
 
@@ -68,7 +68,7 @@ def approx_ndcg(
         values = lists.scores.new_empty(len(flat), blocks)
         _approx[(len(flat), blocks)](
             lists.scores, lists.mask, lists.smooth_rank, lists.gain, lists.value_scale, lists.grad_scale,
-            values, gradient, length, alpha, BI=_BI, BJ=_BJ, num_warps=4,
+            values, gradient, length, alpha, BI=_BI, BJ=_BJ, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return Attach.apply(scores, values, gradient, lists.weighs, reduction)
 

@@ -1,0 +1,11 @@
+"""The kernels' modules import triton: they are not collected without it, and run in its interpreter without a GPU."""
+
+import importlib.util
+import os
+
+import torch
+
+if importlib.util.find_spec("triton") is None:
+    collect_ignore_glob = ["src/rankgrad/kernels/[a-z]*.py"]
+elif not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
