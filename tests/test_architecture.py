@@ -25,7 +25,7 @@ ROOMS = {
     ),
     "front doors": (
         ["bars", "launch", "results", "machine", "demo", "estimator", "cli", "__main__"],
-        ["data", "mathematics", "models", "training"],
+        ["data", "kernels", "mathematics", "models", "training"],
     ),
 }
 

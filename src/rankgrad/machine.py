@@ -1,6 +1,7 @@
 """What is here to compute with: versions, devices, the code path of each loss, optional packages. Room 6."""
 
 import importlib.util
+import inspect
 import os
 import textwrap
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rankgrad.kernels import LONGEST_SCALED_SORT
 from rankgrad.losses import LOSSES
 from rankgrad.run import versions
 
@@ -15,7 +17,8 @@ from rankgrad.run import versions
 EXTRAS = {
     "Parquet, CSV, Arrow and frames": ("pyarrow", "pip install 'rankgrad[tables]'"),
     "text compressed with zstandard": ("zstandard", "pip install 'rankgrad[zstd]'"),
-    "TensorBoard events": ("tensorboard", "pip install tensorboard"),
+    "TensorBoard events": ("tensorboard", "pip install 'rankgrad[tensorboard]'"),
+    "the scikit-learn estimator": ("sklearn", "pip install 'rankgrad[sklearn]'"),
 }
 
 
@@ -28,15 +31,26 @@ def look() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": gpus,
         "device": "cuda" if torch.cuda.is_available() else "cpu",
-        "losses": {
-            name: {"backend": "torch", "why": "plain PyTorch on every device; there is no kernel of its own yet"}
-            for name in LOSSES
-        },
+        "losses": {name: _backend(name) for name in LOSSES},
         "extras": {
             purpose: {"package": module, "installed": importlib.util.find_spec(module) is not None, "install": line}
             for purpose, (module, line) in EXTRAS.items()
         },
     }
+
+
+def _backend(name: str) -> dict[str, str]:
+    """Which path backend="auto" gives a loss on this machine, and why."""
+    if "backend" not in inspect.signature(LOSSES[name]).parameters:
+        return {"backend": "torch", "why": "plain PyTorch on every device: there is no kernel"}
+    if not torch.cuda.is_available():
+        return {"backend": "torch", "why": "there is a Triton kernel, and no CUDA GPU here to run it"}
+    if importlib.util.find_spec("triton") is None:
+        return {"backend": "torch", "why": "there is a Triton kernel, and triton is not installed"}
+    if name.startswith("neural_"):
+        why = f"a kernel for lists of up to {LONGEST_SCALED_SORT} documents, PyTorch for longer ones and for float64"
+        return {"backend": "triton", "why": why}
+    return {"backend": "triton", "why": "a kernel for lists of any length, PyTorch for float64"}
 
 
 def describe(found: Mapping[str, Any]) -> str:
