@@ -26,7 +26,7 @@ def make_bar(*columns: ProgressColumn, quiet: bool, transient: bool = False) -> 
 
 def watch(events: Iterable[Step | Epoch], config: Config, *, quiet: bool = False, title: str = "epoch") -> None:
     """Run the training behind `events` to its end and show how it goes: loss, metric, speed, time left."""
-    epochs, metric, pace = config.train.epochs, config.train.metric, Pace(config.train.batch_size)
+    epochs, metric, pace = config.train.epochs, config.train.metric, Pace()
     numbers = TextColumn("{task.fields[numbers]}", markup=False)
     bar = make_bar(
         TextColumn("{task.description}"), BarColumn(bar_width=None), numbers, TimeRemainingColumn(), quiet=quiet
@@ -55,8 +55,8 @@ def watch(events: Iterable[Step | Epoch], config: Config, *, quiet: bool = False
 class Pace:
     """How fast lists go by and how long the rest will take, validation included, reading the data left out."""
 
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size = batch_size
+    def __init__(self) -> None:
+        self.lists = 0  # since the clock was started
         self.first: int | None = None  # steps done when the clock was started
         self.started = 0.0
         self.done = self.steps = 0
@@ -66,11 +66,12 @@ class Pace:
         self.steps, self.done = step.steps, step.epoch * step.steps + step.step
         if self.first is None:
             self.first, self.started = self.done, time.perf_counter()
+        else:
+            self.lists += step.lists
 
     def speed(self) -> str:
-        """Lists per second, each batch taken as full, or nothing before the second step."""
-        seconds = self._seconds_per_step()
-        return f"{self.batch_size / seconds:,.0f} lists/s" if seconds else ""
+        """Lists per second, or nothing before the second step."""
+        return f"{self.lists / (time.perf_counter() - self.started):,.0f} lists/s" if self.lists else ""
 
     def left(self, epochs: int) -> str:
         """The time until the last epoch ends, unless early stopping comes first."""

@@ -41,6 +41,7 @@ class Step(NamedTuple):
     step: int  # steps done of this epoch
     steps: int  # of an epoch
     loss: float | None
+    lists: int  # of this step, over all processes
 
 
 class Epoch(NamedTuple):
@@ -194,7 +195,7 @@ def train(
             stopping = readings.push(report, batch)
             if stopping:
                 readings.finish()
-            yield Step(progress.epoch, progress.step, steps, readings.loss)
+            yield Step(progress.epoch, progress.step, steps, readings.loss, data.lists)
             if stopping:
                 return
         readings.finish()

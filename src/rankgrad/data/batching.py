@@ -43,7 +43,8 @@ class Batch(NamedTuple):
 class Batches(Iterator[Batch]):
     """The batches of one epoch on one rank, made by `batches`.
 
-    `len` counts the steps to come; `step` is the number of the next, the `start` of a run that resumes here.
+    `len` counts the steps to come; `step` is the number of the next, the `start` of a run that resumes here;
+    `lists` is how many lists the last step had over all ranks.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Batches(Iterator[Batch]):
     ) -> None:
         order, self._steps = plan
         self.step = start
+        self.lists = 0
         self._list_size, self._fixed, self._share = list_size, fixed, slice(rank, None, world)
         self._lengths = dataset.lengths[order]  # on the host: shapes must be known without asking the device
         self._features, self._labels, offsets = dataset.tensors(device)
@@ -77,6 +79,7 @@ class Batches(Iterator[Batch]):
             raise StopIteration
         begin, end = self._steps[self.step]
         self.step += 1
+        self.lists = end - begin
         first = self._first[begin:end][self._share].unsqueeze(1)  # [B, 1]
         length = self._length[begin:end][self._share].unsqueeze(1)
         lengths = self._lengths[begin:end]
