@@ -175,7 +175,7 @@ def _advance(config: Config, out: Path, rank: int, world: int, signals: processe
         facts = {
             "best_epoch": learner.progress.best_epoch,
             "epochs": learner.progress.epoch,
-            "seconds": round(seconds(), 1),
+            "seconds": round(seconds(), 3),
             "processes": world,
         }
         _finish(out, config, model, units, scaling, splits, results, device, facts)
