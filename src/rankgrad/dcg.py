@@ -64,9 +64,19 @@ def top(values: Tensor, k: int | None) -> Tensor:
 
 
 def cascade(stops: Tensor, k: int | None) -> Tensor:
-    """sum_{i <= k} (1 / i) stops_i prod_{m < i} (1 - stops_m): a reader who goes down the list until satisfied."""
-    reaches = torch.nn.functional.pad((1 - stops).cumprod(-1)[..., :-1], (1, 0), value=1.0)
-    return (stops * reaches / ranks(stops) * top(stops, k)).sum(-1)
+    """sum_{i <= k} (1 / i) stops_i prod_{m < i} (1 - stops_m): a reader who goes down the list until satisfied.
+
+    Neighbouring stretches of the list are joined pair by pair: what a stretch earns, and how often it is left unsatisfied.
+    (torch's cumprod would ask the host about zeros in its backward pass, and a GPU would wait.)
+    """
+    earned, left = stops / ranks(stops) * top(stops, k), 1 - stops
+    while earned.shape[-1] > 1:
+        if earned.shape[-1] % 2:
+            earned = torch.nn.functional.pad(earned, (0, 1))
+            left = torch.nn.functional.pad(left, (0, 1), value=1.0)
+        earned = earned[..., ::2] + left[..., ::2] * earned[..., 1::2]
+        left = left[..., ::2] * left[..., 1::2]
+    return earned[..., 0]
 
 
 def stop_chances(labels: Tensor, mask: Tensor, max_label: float) -> Tensor:
