@@ -24,7 +24,10 @@ ROOMS = {
         ["data", "mathematics", "models"],
     ),
     "front doors": (
-        ["bars", "launch", "results", "machine", "demo", "estimator", "cli", "__main__"],
+        [
+            *["bars", "launch", "results", "console", "machine", "demo", "estimator", "reproduce"],
+            *["cli", "__main__"],
+        ],
         ["data", "kernels", "mathematics", "models", "training"],
     ),
 }

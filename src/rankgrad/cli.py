@@ -7,13 +7,14 @@ Whatever is slow to import (torch, numba, the data readers) is imported inside t
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from rankgrad.config import Config
+from rankgrad.console import Json, Quiet, examples, show
+from rankgrad.reproduce.command import app as reproduce
 
 app = typer.Typer(
     name="rankgrad",
@@ -23,24 +24,18 @@ app = typer.Typer(
 )
 DEFAULT = Config()
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, for machines.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors (and what --json asks for).")]
 Split = Annotated[str, typer.Option(help="Which split, where DATA has splits; all of it where it has none.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run, made by `rankgrad train`.")]
 SOURCES = "A LETOR/SVMLight file or folder, a Parquet or CSV file, what `rankgrad prepare` wrote, or synthetic[:SIZE]"
 DataSource = Annotated[str, typer.Argument(metavar="DATA", help=f"{SOURCES}.")]
 
 
-def _examples(*lines: str) -> str:
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])  # \b: the lines stay as they are
-
-
-@app.callback(epilog=_examples("rankgrad demo", "rankgrad train data/ --loss neural_ndcg@10 --out runs/first"))
+@app.callback(epilog=examples("rankgrad demo", "rankgrad train data/ --loss neural_ndcg@10 --out runs/first"))
 def _subcommands() -> None:
     """Train ranking models on the metric itself; judge them, compare them, rank with them."""
 
 
-@app.command(epilog=_examples("rankgrad demo", "rankgrad demo --out runs/my-demo --json"))
+@app.command(epilog=examples("rankgrad demo", "rankgrad demo --out runs/my-demo --json"))
 def demo(
     out: Annotated[Path | None, typer.Option(help="New folder for the runs; runs/demo-TIME if not given.")] = None,
     quiet: Quiet = False,
@@ -55,11 +50,11 @@ def demo(
     from rankgrad.launch import new_folder
 
     results = compete(new_folder("demo") if out is None else out, recipes(), quiet=quiet)
-    _print(results, describe, quiet=quiet, as_json=as_json)
+    show(results, describe, quiet=quiet, as_json=as_json)
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "rankgrad train synthetic --loss neural_ndcg@10 --epochs 8 --out runs/first",
         "rankgrad train data/ --loss lambdarank@10 --model mlp --patience 10",
         "rankgrad train config.toml --seed 4 --set loss.options.tau=0.5",
@@ -139,11 +134,11 @@ def train(
         lambda: resume or start(configure(data or "", given, settings or []), out), fresh=resume is None, quiet=quiet
     )
     if report is not None:
-        _print(report, describe_report, quiet=quiet, as_json=as_json)
+        show(report, describe_report, quiet=quiet, as_json=as_json)
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "rankgrad evaluate runs/first data/",
         "rankgrad evaluate runs/first new.csv --metric ndcg@5 --metric precision@1",
     )
@@ -165,11 +160,11 @@ def evaluate(
     from rankgrad.results import describe_judgement, judge_run
     from rankgrad.run import Run
 
-    _print(judge_run(Run.open(run), data, split, metric or ()), describe_judgement, as_json=as_json)
+    show(judge_run(Run.open(run), data, split, metric or ()), describe_judgement, as_json=as_json)
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "rankgrad rank runs/first data/test.txt --out scores.txt",
         "rankgrad rank runs/first data/ --split vali --format trec --out first.run",
     )
@@ -208,7 +203,7 @@ def rank(
 
 
 @app.command(
-    epilog=_examples("rankgrad compare runs/first runs/second", "rankgrad compare runs/first runs/second --metric map")
+    epilog=examples("rankgrad compare runs/first runs/second", "rankgrad compare runs/first runs/second --metric map")
 )
 def compare(
     run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of a finished run.")],
@@ -223,10 +218,10 @@ def compare(
     """
     from rankgrad.results import compare_runs, describe_comparison
 
-    _print(compare_runs(run_a, run_b, metric), describe_comparison, as_json=as_json)
+    show(compare_runs(run_a, run_b, metric), describe_comparison, as_json=as_json)
 
 
-@app.command(epilog=_examples("rankgrad prepare MSLR-WEB30K/ --fold 1"))
+@app.command(epilog=examples("rankgrad prepare MSLR-WEB30K/ --fold 1"))
 def prepare(
     folder: Annotated[Path, typer.Argument(help="Folder of an unpacked ranking dataset.")],
     dataset: Annotated[str | None, typer.Option(help="Name in the catalogue; recognised if not given.")] = None,
@@ -262,21 +257,15 @@ def prepare(
         print(f"{summary}\nwritten to {summary.folder}")
 
 
-@app.command(epilog=_examples("rankgrad info", "rankgrad info --json"))
+@app.command(epilog=examples("rankgrad info", "rankgrad info --json"))
 def info(as_json: Json = False) -> None:
     """Say what runs here: versions, devices, code paths, extras."""
     from rankgrad.machine import describe, look
 
-    _print(look(), describe, as_json=as_json)
+    show(look(), describe, as_json=as_json)
 
 
-def _print(result: dict[str, Any], describe: Callable[[Any], str], *, as_json: bool, quiet: bool = False) -> None:
-    from rankgrad.results import as_json as to_json
-
-    if as_json:
-        print(to_json(result))
-    elif not quiet:
-        print(describe(result))
+app.add_typer(reproduce)
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
