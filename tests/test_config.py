@@ -13,7 +13,9 @@ from rankgrad.resolve import make_device, make_model, make_objective, parse_loss
 
 FULL = Config(
     data=Data('Füße/"quoted" \\ back\tslash\x7f/😀', fold=3, scaling="quantile", list_size=50, validation=0.1),
-    model=Model(kind="mlp", width=8, layers=1, heads=2, feedforward=16, hidden=(8, 4), dropout=0.0, tanh=False),
+    model=Model(
+        kind="mlp", width=8, layers=1, heads=2, feedforward=16, hidden=(8, 4), dropout=0.0, input_noise=0.5, tanh=False
+    ),
     loss=Loss("neural_ndcg@10", {"tau": 1e-07, "samples": 4, "log_scores": False, "perturb": "allrank"}),
     optimiser=Optimiser("adamw", 3e-4, 0.01, 1.5, "plateau", (3, 5), 0.5, 2, 10),
     train=Train(7, 16, 2**40, "map", 3, "skip", "cpu", "bf16", 2, False, ("map", "err@5")),
@@ -77,6 +79,7 @@ BAD = {
         "feedforward": [0],
         "hidden": [(0,), (8, -1)],
         "dropout": [1.5, 1.0, -0.1, float("nan")],
+        "input_noise": [-0.1, float("nan"), float("inf")],
     },
     "loss": {
         "name": ["neural_ndgc", "neural_ndcg@0", "neural_ndcg@x", "listnet@5", ""],

@@ -163,7 +163,7 @@ def test_defaults_are_those_of_a_configuration():
 def test_every_parameter_reaches_the_configuration():
     changed = {
         "loss": "listnet", "loss_options": {}, "model": "mlp", "width": 12, "layers": 3, "heads": 4, "feedforward": 7,
-        "hidden": (5,), "dropout": 0.2, "tanh": True, "scaling": "symlog", "list_size": 20, "epochs": 7,
+        "hidden": (5,), "dropout": 0.2, "input_noise": 0.3, "tanh": True, "scaling": "symlog", "list_size": 20, "epochs": 7,
         "batch_size": 5, "optimiser": "adamw", "lr": 0.5, "weight_decay": 0.1, "clip": 2.0, "schedule": "plateau",
         "milestones": (4,), "gamma": 0.3, "plateau": 3, "warmup": 9, "nonfinite": "skip", "metric": "map",
         "patience": 6, "validation_fraction": 0.4, "device": "cpu", "random_state": 11, "verbose": 0,

@@ -374,6 +374,26 @@ def test_dropout_draws_from_the_global_generator_and_only_in_training(name):
 
 
 @every_model
+def test_input_noise_is_normal_of_its_deviation_and_drawn_anew_in_training_only(name):
+    quiet = {} if name == "linear" else {"dropout": 0.0}
+    model, plain = make(name, input_noise=0.3, **quiet), make(name, **quiet)
+    features, mask = batch()
+    calm = plain(features, mask)
+    assert torch.equal(model(features, mask), calm)
+    model.train()
+    torch.manual_seed(1)
+    first = model(features, mask)
+    assert not torch.equal(first, model(features, mask))
+    torch.manual_seed(1)
+    assert torch.equal(first, model(features, mask))
+    assert (first[~mask] == 0).all() and first.isfinite().all()
+    torch.manual_seed(1)
+    noisy = features + 0.3 * torch.randn(features.shape, dtype=torch.float64)
+    torch.testing.assert_close(first, plain(noisy, mask))
+    assert model.state_dict().keys() == plain.state_dict().keys()
+
+
+@every_model
 def test_equal_seeds_start_equal_models(name):
     states = []
     for seed in (3, 3, 4):
@@ -428,6 +448,13 @@ def test_sizes_are_whole_and_positive(size, wrong):
 def test_dropout_is_below_one(name, wrong):
     with pytest.raises(ValueError, match="dropout must be a number from 0"):
         MODELS[name](3, dropout=wrong)
+
+
+@every_model
+@pytest.mark.parametrize("wrong", [-0.1, math.nan, math.inf, "0.1", None, True])
+def test_input_noise_is_a_deviation(name, wrong):
+    with pytest.raises(ValueError, match="input_noise must be a deviation"):
+        MODELS[name](3, input_noise=wrong)
 
 
 def test_other_refusals():

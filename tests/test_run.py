@@ -28,10 +28,10 @@ from rankgrad.losses import LOSSES
 from rankgrad.resolve import resolve
 from rankgrad.train import Epoch, NonFiniteError, Step
 
-# Everything random is in it: dropout, a random loss, subsampled lists; and a rate that changes with every step.
+# Everything random is in it: dropout, input noise, a random loss, subsampled lists; and a rate that changes with every step.
 CONFIG = Config(
     data=Data("synthetic:tiny", list_size=10),
-    model=Model(kind="mlp", hidden=(6,), dropout=0.2),
+    model=Model(kind="mlp", hidden=(6,), dropout=0.2, input_noise=0.1),
     loss=Loss("xe_ndcg"),
     optimiser=Optimiser(lr=0.02, schedule="cosine", warmup=3),
     train=Train(epochs=3, batch_size=8, threads=1, device="cpu", seed=4),

@@ -42,6 +42,7 @@ class Model:
     feedforward: int = 384
     hidden: tuple[int, ...] = (256, 128, 64)  # of the mlp
     dropout: float = 0.1
+    input_noise: float = 0.0  # deviation of the noise added to scaled features in training
     tanh: bool | None = None
 
 

@@ -52,8 +52,8 @@ class NeuralRanker(BaseEstimator):
     The defaults are the paper's recipe. Parameters carry the names and the meaning of a run's config.toml:
 
     - `loss`: a name, with `@10` for a cut-off; `loss_options`: a dict of the loss's other options, such as {"tau": 0.5}.
-    - `model`: "transformer" (`width`, `layers`, `heads`, `feedforward`), "mlp" (`hidden`) or "linear", with `dropout`;
-      `tanh` on the scores, None: for the losses neural_... only.
+    - `model`: "transformer" (`width`, `layers`, `heads`, `feedforward`), "mlp" (`hidden`) or "linear", with `dropout`
+      and `input_noise` (deviation of what is added to scaled features in training); `tanh` on the scores, None: for the losses neural_... only.
     - `scaling` of the features, fitted on the training queries: auto, web30k, symlog, standard, quantile, none.
     - `list_size`: documents of a longer list are subsampled in training; predictions see whole lists.
     - `epochs`, `batch_size` (lists), `optimiser` (adam, adamw), `lr`, `weight_decay`, `clip` (largest gradient norm),
@@ -96,6 +96,7 @@ class NeuralRanker(BaseEstimator):
         feedforward: int = 384,
         hidden: tuple[int, ...] = (256, 128, 64),
         dropout: float = 0.1,
+        input_noise: float = 0.0,
         tanh: bool | None = None,
         scaling: str = "auto",
         list_size: int = 240,
@@ -127,6 +128,7 @@ class NeuralRanker(BaseEstimator):
         self.feedforward = feedforward
         self.hidden = hidden
         self.dropout = dropout
+        self.input_noise = input_noise
         self.tanh = tanh
         self.scaling = scaling
         self.list_size = list_size

@@ -4,11 +4,12 @@ Imports torch alone. All share one call and its manners: `model(features [B, L, 
 [B, L, units] for more than one unit per document. mask is True at real documents, None = all are real. Padding may
 stand anywhere and hold anything, NaN included; it scores 0 and is seen by nobody, so that a list scores the same alone
 and in any batch (to rounding). Reordering documents reorders their scores. Weight matrices start Glorot-uniform, biases
-at torch's default; dropout and the start draw from torch's global generator. Features are taken to the dtype of the
+at torch's default; dropout, input noise and the start draw from torch's global generator. Features are taken to the dtype of the
 weights, and under autocast only the products inside are rounded: sums along the layers and the scores stay in the
 dtype of the weights, because scores in bfloat16 would tie by the dozen.
 """
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -41,6 +42,7 @@ class Transformer(nn.Module):
         heads: int = 1,
         feedforward: int = 384,
         dropout: float = 0.1,
+        input_noise: float = 0.0,
         units: int = 1,
         tanh: bool = False,
     ) -> None:
@@ -50,6 +52,7 @@ class Transformer(nn.Module):
         if width % heads:
             raise ValueError(f"width must be divisible by heads, got width {width} and {heads} heads")
         self.features = _size("features", features)
+        self.noise = _Noise(input_noise)
         self.input = nn.Linear(self.features, width)
         self.blocks = nn.ModuleList(_Block(width, heads, feedforward, dropout) for _ in range(_size("layers", layers)))
         self.norm = nn.LayerNorm(width)
@@ -59,7 +62,7 @@ class Transformer(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores [B, L], or [B, L, units]."""
-        features = _clean(features, mask, self.features, self.input.weight.dtype)
+        features = self.noise(_clean(features, mask, self.features, self.input.weight.dtype))
         hidden = self.input(features).to(features.dtype)  # [B, L, width]
         # A list without a document attends to its padding: a softmax over nothing is NaN on some of torch's paths.
         keys = None if mask is None else (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]  # [B, 1, 1, L]
@@ -81,6 +84,7 @@ class MLP(nn.Module):
         *,
         hidden: Sequence[int] = (256, 128, 64),
         dropout: float = 0.0,
+        input_noise: float = 0.0,
         units: int = 1,
         tanh: bool = False,
     ) -> None:
@@ -88,6 +92,7 @@ class MLP(nn.Module):
         if not isinstance(hidden, Sequence):
             raise ValueError(f"hidden must be a sequence of layer sizes such as (256, 128, 64), got {hidden!r}")
         self.features = _size("features", features)
+        self.noise = _Noise(input_noise)
         sizes = [self.features, *(_size("every size in hidden", size) for size in hidden)]
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
         self.dropout = nn.Dropout(_probability("dropout", dropout))
@@ -97,7 +102,7 @@ class MLP(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores [B, L], or [B, L, units]."""
-        hidden = _clean(features, mask, self.features, self.output.weight.dtype)
+        hidden = self.noise(_clean(features, mask, self.features, self.output.weight.dtype))
         for layer in self.layers:
             hidden = self.dropout(layer(hidden).relu())
         return _score(hidden, mask, self.output, self.tanh)
@@ -110,16 +115,17 @@ class Linear(nn.Module):
     torch.Size([2, 5])
     """
 
-    def __init__(self, features: int, *, units: int = 1, tanh: bool = False) -> None:
+    def __init__(self, features: int, *, input_noise: float = 0.0, units: int = 1, tanh: bool = False) -> None:
         super().__init__()
         self.features = _size("features", features)
+        self.noise = _Noise(input_noise)
         self.output = nn.Linear(self.features, _size("units", units))
         self.tanh = tanh
         _glorot(self)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores [B, L], or [B, L, units]."""
-        features = _clean(features, mask, self.features, self.output.weight.dtype)
+        features = self.noise(_clean(features, mask, self.features, self.output.weight.dtype))
         return _score(features, mask, self.output, self.tanh)
 
 
@@ -137,6 +143,21 @@ def ranking_scores(output: Tensor, units: int) -> Tensor:
     if output.dim() == 0 or output.shape[-1] != units:
         raise ValueError(f"an output of {units} units must have the shape [..., {units}], got {list(output.shape)}")
     return output.sigmoid().sum(-1)
+
+
+class _Noise(nn.Module):
+    """x + deviation * N(0, 1) for every feature of every document, anew in each training step; nothing in evaluation."""
+
+    def __init__(self, deviation: float) -> None:
+        super().__init__()
+        if isinstance(deviation, bool) or not isinstance(deviation, int | float) or not 0 <= deviation < math.inf:
+            raise ValueError(f"input_noise must be a deviation, a finite number of 0 or above, got {deviation!r}")
+        self.deviation = float(deviation)
+
+    def forward(self, features: Tensor) -> Tensor:
+        if not self.training or self.deviation == 0:
+            return features
+        return features + self.deviation * torch.randn_like(features)
 
 
 class _Block(nn.Module):

@@ -87,13 +87,21 @@ def make_model(settings: Model, features: int, units: int, loss: str) -> nn.Modu
             heads=settings.heads,
             feedforward=settings.feedforward,
             dropout=settings.dropout,
+            input_noise=settings.input_noise,
             units=units,
             tanh=tanh,
         )
     if settings.kind == "mlp":
-        return MLP(features, hidden=settings.hidden, dropout=settings.dropout, units=units, tanh=tanh)
+        return MLP(
+            features,
+            hidden=settings.hidden,
+            dropout=settings.dropout,
+            input_noise=settings.input_noise,
+            units=units,
+            tanh=tanh,
+        )
     one_of("model.kind", settings.kind, ("transformer", "mlp", "linear"))
-    return Linear(features, units=units, tanh=tanh)
+    return Linear(features, input_noise=settings.input_noise, units=units, tanh=tanh)
 
 
 def make_device(name: str) -> torch.device:
@@ -133,6 +141,7 @@ def _check_model(settings: Model) -> None:
         whole("every size in model.hidden", size, 1)
     if non_negative("model.dropout", settings.dropout) >= 1:
         raise ValueError(f"model.dropout must be 0 or above and below 1, got {settings.dropout!r}")
+    non_negative("model.input_noise", settings.input_noise)
 
 
 def _check_optimiser(settings: Optimiser) -> None:
