@@ -312,13 +312,13 @@ def test_a_query_id_with_a_space_cannot_be_written_as_trec(run, trained, tmp_pat
 
 
 def test_compare_pairs_the_queries_and_leaves_out_empty_ones(run, trained):
-    from rankgrad.run import query_metrics
+    from rankgrad.queries import kept
     from rankgrad.significance import compare
 
     code, out, err = run("compare", trained / "first", trained / "second")
     assert (code, err) == (0, "")
     assert "ndcg@10 on the test split, 7 queries (1 empty ones left out)" in out
-    a, b = (query_metrics(trained / name)[0]["map"] for name in ("first", "second"))
+    a, b = (kept(trained / name).metrics["map"] for name in ("first", "second"))
     expected = compare(a, b)
     found = json.loads(run("compare", trained / "first", trained / "second", "--metric", "map", "--json")[1])
     for key in ("mean_a", "difference", "low", "high", "p_value", "wins", "ties", "losses", "queries"):

@@ -21,6 +21,7 @@ from rankgrad import run
 from rankgrad.checkpoint import Rotation, load_tensors
 from rankgrad.config import Config, Data, Loss, Model, Optimiser, Train
 from rankgrad.data.synthesis import synthetic
+from rankgrad.queries import kept
 
 # 30 queries in batches of 7: the last batch has two. No dropout, because processes draw their own.
 CONFIG = Config(
@@ -83,11 +84,12 @@ def assert_alike(out, single):
         for name, rules in metrics.items():
             assert report(out)["metrics"][split][name] == pytest.approx(rules, abs=1e-9)
     assert report(out)["splits"] == report(single)["splits"]
-    values, ids, _ = run.query_metrics(out)
-    expected, expected_ids, _ = run.query_metrics(single)
-    assert ids == expected_ids
-    for name, value in expected.items():
-        np.testing.assert_allclose(values[name], value, atol=1e-9)
+    own, expected = kept(out), kept(single)
+    assert own.query_ids == expected.query_ids
+    for name, value in expected.metrics.items():
+        np.testing.assert_allclose(own.metrics[name], value, atol=1e-9)
+    for k, value in expected.curve.items():
+        np.testing.assert_allclose(own.curve[k], value, atol=1e-6)
     names = {path.name for path in single.iterdir()}
     assert {path.name for path in out.iterdir()} == names
 

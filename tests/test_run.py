@@ -25,6 +25,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.synthesis import synthetic
 from rankgrad.evaluate import summarise
 from rankgrad.losses import LOSSES
+from rankgrad.queries import kept
 from rankgrad.resolve import resolve
 from rankgrad.train import Epoch, NonFiniteError, Step
 
@@ -380,11 +381,25 @@ def test_the_model_is_that_of_the_best_epoch_and_scores_like_the_report(whole, t
     test = opened.read("synthetic:tiny")
     values = opened.evaluate(test)
     assert summarise(values) == report(whole)["metrics"]["test"]
-    kept, ids, split = run.query_metrics(whole)
-    assert split == "test" and ids == test.query_ids.tolist() and list(kept) == list(CONFIG.train.metrics)
+    left = kept(whole)
+    assert left.split == "test" and left.query_ids == test.query_ids.tolist()
+    assert list(left.metrics) == list(CONFIG.train.metrics)
     for name, value in values.items():
-        np.testing.assert_array_equal(kept[name], value)
+        np.testing.assert_array_equal(left.metrics[name], value)
     assert opened.score(test).shape == test.labels.shape
+
+
+def test_a_run_keeps_what_a_report_needs_of_every_query(whole):
+    left, opened = kept(whole), run.Run.open(whole)
+    test = opened.read("synthetic:tiny")
+    lists = [test.labels[a:b] for a, b in zip(test.offsets, test.offsets[1:])]
+    assert left.documents.tolist() == [len(labels) for labels in lists]
+    assert left.relevant.tolist() == [(labels > 0).sum() for labels in lists]
+    assert list(left.curve) == [*range(1, 21), 30, 50, 100]
+    expected = opened.evaluate(test, tuple(f"ndcg@{k}" for k in left.curve))
+    for k, values in left.curve.items():
+        np.testing.assert_allclose(values, expected[f"ndcg@{k}"], atol=1e-6)
+    assert set(report(whole)["metrics"]["test"]) == set(CONFIG.train.metrics)
 
 
 def test_the_last_epoch_is_not_the_best_and_is_not_kept(tmp_path):
@@ -546,7 +561,7 @@ def test_without_a_validation_split_a_part_of_train_is_held_out(tmp_path):
     trained(tmp_path / "run", dataclasses.replace(CONFIG, data=data))
     counts = {split: counts["queries"] for split, counts in report(tmp_path / "run")["splits"].items()}
     assert counts == {"train": 21, "vali": 9}
-    assert run.query_metrics(tmp_path / "run")[2] == "vali"
+    assert kept(tmp_path / "run").split == "vali"
     for share, expected in ((0.01, {"train": 1, "vali": 1}), (0.99, {"train": 1, "vali": 1})):
         out = tmp_path / f"two{share}"
         synthetic("tiny", "train").select([0, 1]).save(tmp_path / f"data{share}")

@@ -18,6 +18,7 @@ EXTRAS = {
     "Parquet, CSV, Arrow and frames": ("pyarrow", "pip install 'rankgrad[tables]'"),
     "text compressed with zstandard": ("zstandard", "pip install 'rankgrad[zstd]'"),
     "TensorBoard events": ("tensorboard", "pip install 'rankgrad[tensorboard]'"),
+    "reports and figures": ("matplotlib", "pip install 'rankgrad[report]'"),
     "the scikit-learn estimator": ("sklearn", "pip install 'rankgrad[sklearn]'"),
 }
 

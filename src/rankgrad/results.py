@@ -16,7 +16,8 @@ import numpy as np
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.storage import MANIFEST
 from rankgrad.evaluate import RULES as EMPTY
-from rankgrad.run import Run, query_metrics
+from rankgrad.queries import Judged, kept
+from rankgrad.run import Run
 from rankgrad.significance import LEVEL, bootstrap_interval, compare
 
 RULES = {"empty=1": "count 1", "empty=0": "count 0", "skipped": "left out"}  # a report's names, as a person reads them
@@ -93,13 +94,9 @@ def by_rule(metrics: Mapping[str, Mapping[str, float]]) -> str:
 
 def compare_runs(a: Path, b: Path, metric: str) -> dict[str, Any]:
     """Two runs on the queries both were judged on; empty queries are left out."""
-    values_a, queries_a, split_a = _left_by(a)
-    values_b, queries_b, split_b = _left_by(b)
-    if split_a != split_b or queries_a != queries_b:
-        raise ValueError(
-            f"{a} was judged on {len(queries_a)} {split_a} queries and {b} on {len(queries_b)} {split_b} queries, which are "
-            "not the same; expected two runs on the same data; train one of them again"
-        )
+    of_a, of_b = left_by(a), left_by(b)
+    expect_same_queries(a, of_a, b, of_b)
+    values_a, values_b = of_a.metrics, of_b.metrics
     common = [name for name in values_a if name in values_b]
     if metric not in common:
         raise ValueError(
@@ -107,14 +104,24 @@ def compare_runs(a: Path, b: Path, metric: str) -> dict[str, Any]:
         )
     left_out = int(np.isnan(values_a[metric]).sum())
     found = dataclasses.asdict(compare(values_a[metric], values_b[metric]))
-    return {"a": str(a), "b": str(b), "metric": metric, "split": split_a, **found, "empty_queries": left_out}
+    return {"a": str(a), "b": str(b), "metric": metric, "split": of_a.split, **found, "empty_queries": left_out}
 
 
-def _left_by(folder: Path) -> tuple[dict[str, np.ndarray], list[Any], str]:
+def left_by(folder: Path) -> Judged:
+    """What a finished run left of its queries."""
     if not (folder / "report.json").is_file():
         state = "has not finished" if (folder / "config.toml").is_file() else "is not a run"
         raise ValueError(f"{folder} {state}: it has no report.json; expected a folder that `rankgrad train` finished")
-    return query_metrics(folder)
+    return kept(folder)
+
+
+def expect_same_queries(a: Path, of_a: Judged, b: Path, of_b: Judged) -> None:
+    """Only runs judged on the same queries of the same split can be set against each other."""
+    if of_a.split != of_b.split or of_a.query_ids != of_b.query_ids:
+        raise ValueError(
+            f"{a} was judged on {len(of_a.query_ids)} {of_a.split} queries and {b} on {len(of_b.query_ids)} {of_b.split} "
+            "queries, which are not the same; expected two runs on the same data; train one of them again"
+        )
 
 
 def describe_comparison(found: Mapping[str, Any]) -> str:

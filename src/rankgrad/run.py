@@ -6,7 +6,7 @@ A run directory is the whole truth of a run:
     history.jsonl         a line per epoch
     model.safetensors     the best weights, the feature scaling, and what is needed to use them
     report.json           metrics of every split under every rule for empty queries; seed, versions, machine, seconds
-    queries.safetensors   per-query metrics of the split that was judged, for paired comparisons
+    queries.safetensors   per query of the split that was judged: metrics, NDCG@k by k, list length, relevant documents
     checkpoint*.safetensors   where to go on after an interruption
     tensorboard/          the curves again, if asked for
 
@@ -24,7 +24,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ from rankgrad.data.sources import check_source, read_lists
 from rankgrad.evaluate import evaluate, score, summarise
 from rankgrad.numerics import threads_and_precision
 from rankgrad.processes import InterruptedRunError as InterruptedRunError  # raised by `advance`
+from rankgrad.queries import keep, with_curve
 from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve
 from rankgrad.splits import scaled, shared_splits
 from rankgrad.train import Epoch, Learner, Step, finished, make_optimiser, train
@@ -167,8 +168,10 @@ def _advance(config: Config, out: Path, rank: int, world: int, signals: processe
         )
     signals.impatient()
     model.load_state_dict(learner.best)
+    metrics = config.train.metrics
+    wanted = dict.fromkeys(splits, metrics) | {judged_split(splits): with_curve(metrics)}
     results = {
-        split: evaluate(model, data, config.train.metrics, device=device, rank=rank, world=world)
+        split: evaluate(model, data, wanted[split], device=device, rank=rank, world=world)
         for split, data in splits.items()
     }
     if rank == 0:
@@ -200,16 +203,12 @@ def _finish(
     tensors |= {f"scaling.{name}": torch.from_numpy(np.array(value)) for name, value in scaling.to_state().items()}
     width, names = splits["train"].features.shape[1], splits["train"].feature_names
     save_tensors(out / "model.safetensors", tensors, {"features": width, "units": units, "feature_names": names})
-    judged = "test" if "test" in splits else "vali"
-    save_tensors(
-        out / "queries.safetensors",
-        {name: torch.from_numpy(values) for name, values in results[judged].items()},
-        {"split": judged, "query_ids": splits[judged].query_ids.tolist(), "metrics": list(results[judged])},
-    )
+    judged, metrics = judged_split(splits), config.train.metrics
+    keep(out, judged, splits[judged], results[judged], metrics)
     known = versions()
     report = {
         "loss": config.loss.name,
-        "metrics": {split: summarise(values) for split, values in results.items()},
+        "metrics": {split: summarise({name: of[name] for name in metrics}) for split, of in results.items()},
         "convention": "gain 2^y - 1, discount 1 / log2(rank + 1), ties in input order; best epoch by validation",
         "splits": {split: _counts(data) for split, data in splits.items()},
         "data": config.data.path,
@@ -225,6 +224,11 @@ def _finish(
         },
     }
     write_atomically(out / "report.json", (json.dumps(_without_nan(report), indent=2) + "\n").encode())
+
+
+def judged_split(splits: Mapping[str, RankingDataset]) -> str:
+    """The split whose per-query values a run keeps: test where there is one."""
+    return "test" if "test" in splits else "vali"
 
 
 def _counts(data: RankingDataset) -> dict[str, int]:
@@ -286,12 +290,6 @@ class Run:
         return evaluate(
             self.model, scaled(data, self.scaling), metrics or self.config.train.metrics, device=self.device
         )
-
-
-def query_metrics(folder: Path) -> tuple[dict[str, np.ndarray], list[Any], str]:
-    """The per-query metrics a run left: values by metric [Q], query ids, and the split they were measured on."""
-    tensors, facts = load_tensors(folder / "queries.safetensors")
-    return {name: tensors[name].numpy() for name in facts["metrics"]}, facts["query_ids"], facts["split"]
 
 
 def versions() -> dict[str, str | None]:
