@@ -19,7 +19,7 @@ ROOMS = {
     "training": (
         [
             *["config", "checkpoint", "processes", "numerics", "significance"],
-            *["evaluate", "queries", "train", "resolve", "splits", "run"],
+            *["evaluate", "queries", "train", "resolve", "splits", "run", "ensemble"],
         ],
         ["data", "mathematics", "models"],
     ),
