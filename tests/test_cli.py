@@ -436,7 +436,9 @@ def test_demo_trains_the_rivals_and_says_where_they_are(run, monkeypatch, tmp_pa
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize(
+    "command", ["", *COMMANDS, *(f"reproduce {name}" for name in ("table1", "figure1", "figure2"))]
+)
 def test_help_has_an_example_and_fits_a_narrow_terminal(run, command):
     code, out, err = run(*command.split(), "--help")
     assert (code, err) == (0, "")
