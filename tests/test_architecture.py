@@ -19,7 +19,7 @@ ROOMS = {
     "training": (
         [
             *["config", "checkpoint", "processes", "numerics", "significance"],
-            *["evaluate", "queries", "train", "resolve", "splits", "run", "ensemble"],
+            *["evaluate", "queries", "records", "train", "resolve", "splits", "run", "trees"],
         ],
         ["data", "mathematics", "models"],
     ),

@@ -18,7 +18,7 @@ import torch
 import children
 import rankgrad
 from children import INTERRUPTED, REFUSED, Trap
-from rankgrad import run
+from rankgrad import records, run
 from rankgrad.checkpoint import Rotation, load_tensors
 from rankgrad.config import Config, Data, Loss, Model, Optimiser, Train, loads
 from rankgrad.data.dataset import RankingDataset
@@ -365,11 +365,11 @@ def test_the_report_says_everything(whole):
 
 def test_a_copy_inside_another_repository_does_not_claim_its_commit(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    (tmp_path / "run.py").touch()
-    monkeypatch.setattr(run, "__file__", str(tmp_path / "run.py"))
-    assert run.versions()["commit"] is None
+    (tmp_path / "records.py").touch()
+    monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
+    assert records.versions()["commit"] is None
     monkeypatch.setenv("PATH", "")
-    assert run.versions()["commit"] is None
+    assert records.versions()["commit"] is None
 
 
 def test_the_model_is_that_of_the_best_epoch_and_scores_like_the_report(whole, tmp_path):
@@ -634,3 +634,25 @@ def test_tensorboard_gets_the_curves(tmp_path, monkeypatch):
     config = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, tensorboard=True, epochs=1))
     (epoch,) = trained(tmp_path / "run", config)
     assert written == [("tensorboard", 1), ("loss", epoch.loss, 1), ("ndcg@10", epoch.metric, 1), "closed"]
+
+
+def test_selecting_the_last_epoch_keeps_its_weights_whatever_validation_says(tmp_path):
+    config = Config(
+        data=Data(path="synthetic:tiny"),
+        model=Model(width=8, feedforward=16, layers=1),
+        optimiser=Optimiser(lr=0.1, schedule="constant"),
+        train=Train(epochs=6, batch_size=8, select="last", threads=1, device="cpu"),
+    )
+    run.begin(config, tmp_path / "last")
+    epochs = [event for event in run.advance(tmp_path / "last") if isinstance(event, Epoch)]
+    said = json.loads((tmp_path / "last" / "report.json").read_text())
+    kept_value, best = said["metrics"]["vali"]["ndcg@10"]["empty=1"], max(epoch.metric for epoch in epochs)
+    assert epochs[-1].metric < best, "the case needs a last epoch that is not the best"
+    assert kept_value == pytest.approx(epochs[-1].metric, abs=1e-9)
+    assert (said["best_epoch"], said["epochs"]) == (6, 6)
+    assert "last epoch" in said["convention"]
+
+
+def test_early_stopping_does_not_go_with_the_last_epoch(tmp_path):
+    with pytest.raises(ValueError, match="leave patience out, or select the best"):
+        run.begin(Config(train=Train(select="last", patience=3)), tmp_path / "r")

@@ -77,6 +77,7 @@ class Train:
     batch_size: int = 64  # lists of a step, over all processes together
     seed: int = 0
     metric: str = "ndcg@10"  # on the validation split: picks the best epoch
+    select: str = "best"  # best, last: the epoch whose weights are kept
     patience: int | None = None  # epochs without a better metric before the run stops
     nonfinite: str = "stop"  # stop, skip: what to do after refusing a step whose loss or gradient is not finite
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...

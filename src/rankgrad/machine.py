@@ -11,7 +11,7 @@ import torch
 
 from rankgrad.kernels import LONGEST_SCALED_SORT
 from rankgrad.losses import LOSSES
-from rankgrad.run import versions
+from rankgrad.records import versions
 
 # what a package is for, its module, and how to install it
 EXTRAS = {

@@ -168,6 +168,11 @@ def _check_train(settings: Train) -> None:
         whole("train.patience", settings.patience, 1)
     one_of("train.precision", settings.precision, PRECISIONS)
     one_of("train.nonfinite", settings.nonfinite, ("stop", "skip"))
+    if one_of("train.select", settings.select, ("best", "last")) == "last" and settings.patience is not None:
+        raise ValueError(
+            "train.select = 'last' keeps the last epoch, and train.patience picks which one that is by validation; "
+            "leave patience out, or select the best"
+        )
     for name in (settings.metric, *settings.metrics):
         parse_metric(name)
     if not settings.metrics:

@@ -17,14 +17,11 @@ says, so that they need not see it. The first process of each machine reads the 
 import dataclasses
 import gc
 import json
-import math
 import os
-import platform
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rankgrad import __version__, processes
+from rankgrad import processes
 from rankgrad.checkpoint import (
     Rotation,
     load_tensors,
@@ -47,12 +44,12 @@ from rankgrad.config import Config, dumps, loads
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling
 from rankgrad.data.sources import check_source, read_lists
-from rankgrad.evaluate import evaluate, score, summarise
+from rankgrad.evaluate import evaluate, score
 from rankgrad.numerics import threads_and_precision
 from rankgrad.processes import InterruptedRunError as InterruptedRunError  # raised by `advance`
-from rankgrad.queries import keep, with_curve
+from rankgrad.records import LAST_EPOCH, record, wanted, without_nan
 from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve
-from rankgrad.splits import scaled, shared_splits
+from rankgrad.splits import ScaledSplits, scaled, shared_splits
 from rankgrad.train import Epoch, Learner, Step, finished, make_optimiser, train
 
 # --- training a run ---------------------------------------------------------------------------------------------------
@@ -74,9 +71,13 @@ def begin(config: Config, out: Path) -> None:
     write_atomically(out / "config.toml", dumps(config).encode())
 
 
-def advance(out: Path) -> Iterator[Step | Epoch]:
+SplitReader = Callable[[Config, Path, int], ScaledSplits]  # of the configuration, the run's folder, the processes
+
+
+def advance(out: Path, *, read: SplitReader = shared_splits) -> Iterator[Step | Epoch]:
     """Train the run in a directory from where it stands to its end, yielding what happens; writes as it goes.
 
+    `read` gives its lists; whoever trains many runs on the same lists need not read them again for each.
     SIGTERM and Ctrl-C let the current step finish, save, and raise `InterruptedRunError`; so does the loss of another
     process of the run.
     """
@@ -97,7 +98,7 @@ def advance(out: Path) -> Iterator[Step | Epoch]:
         try:
             config = loads(processes.told_by_first(words).decode(), str(out / "config.toml"))
             with threads_and_precision(config.train.threads, config.train.precision):
-                yield from _advance(config, out, rank, world, signals)
+                yield from _advance(config, out, rank, world, signals, read)
         except RuntimeError as error:
             if world == 1 or not _lost_a_process(error):
                 raise
@@ -109,9 +110,11 @@ def advance(out: Path) -> Iterator[Step | Epoch]:
             signals.patient = True
 
 
-def _advance(config: Config, out: Path, rank: int, world: int, signals: processes.Signals) -> Iterator[Step | Epoch]:
+def _advance(
+    config: Config, out: Path, rank: int, world: int, signals: processes.Signals, read: SplitReader
+) -> Iterator[Step | Epoch]:
     device = make_device(config.train.device)
-    splits, scaling, fingerprint = shared_splits(config, out, world)
+    splits, scaling, fingerprint = read(config, out, world)
     train_set = splits["train"]
     units = max(1, int(train_set.labels.max())) if parse_loss(config.loss.name)[0] == "ordinal" else 1
     with torch.random.fork_rng(devices=[]):
@@ -167,16 +170,17 @@ def _advance(config: Config, out: Path, rank: int, world: int, signals: processe
             f"stopped in epoch {learner.progress.epoch + 1} and saved; go on with: rankgrad train --resume {out}"
         )
     signals.impatient()
-    model.load_state_dict(learner.best)
-    metrics = config.train.metrics
-    wanted = dict.fromkeys(splits, metrics) | {judged_split(splits): with_curve(metrics)}
+    if config.train.select == "best":
+        model.load_state_dict(learner.best)
     results = {
-        split: evaluate(model, data, wanted[split], device=device, rank=rank, world=world)
-        for split, data in splits.items()
+        split: evaluate(model, splits[split], metrics, device=device, rank=rank, world=world)
+        for split, metrics in wanted(splits, config.train.metrics).items()
     }
     if rank == 0:
+        best = config.train.select == "best"
         facts = {
-            "best_epoch": learner.progress.best_epoch,
+            "selection": "best epoch by validation" if best else LAST_EPOCH,
+            "best_epoch": learner.progress.best_epoch if best else learner.progress.epoch,
             "epochs": learner.progress.epoch,
             "seconds": round(seconds(), 3),
             "processes": world,
@@ -203,37 +207,8 @@ def _finish(
     tensors |= {f"scaling.{name}": torch.from_numpy(np.array(value)) for name, value in scaling.to_state().items()}
     width, names = splits["train"].features.shape[1], splits["train"].feature_names
     save_tensors(out / "model.safetensors", tensors, {"features": width, "units": units, "feature_names": names})
-    judged, metrics = judged_split(splits), config.train.metrics
-    keep(out, judged, splits[judged], results[judged], metrics)
-    known = versions()
-    report = {
-        "loss": config.loss.name,
-        "metrics": {split: summarise({name: of[name] for name in metrics}) for split, of in results.items()},
-        "convention": "gain 2^y - 1, discount 1 / log2(rank + 1), ties in input order; best epoch by validation",
-        "splits": {split: _counts(data) for split, data in splits.items()},
-        "data": config.data.path,
-        "seed": config.train.seed,
-        **facts,
-        "commit": known.pop("commit"),
-        "versions": known,
-        "machine": {
-            "platform": platform.platform(),
-            "cpus": os.cpu_count(),
-            "device": _device_name(device),
-            "threads": config.train.threads,
-        },
-    }
-    write_atomically(out / "report.json", (json.dumps(_without_nan(report), indent=2) + "\n").encode())
-
-
-def judged_split(splits: Mapping[str, RankingDataset]) -> str:
-    """The split whose per-query values a run keeps: test where there is one."""
-    return "test" if "test" in splits else "vali"
-
-
-def _counts(data: RankingDataset) -> dict[str, int]:
-    empty = data.describe().empty_queries
-    return {"queries": len(data), "documents": len(data.labels), "empty_queries": empty}
+    facts = {"loss": config.loss.name, "data": config.data.path, "seed": config.train.seed, **facts}
+    record(out, splits, results, config.train.metrics, facts, device=device, threads=config.train.threads)
 
 
 # --- using a run ------------------------------------------------------------------------------------------------------
@@ -292,34 +267,6 @@ class Run:
         )
 
 
-def versions() -> dict[str, str | None]:
-    """What ran: the library, its commit where it runs from a checkout, Python, torch, numpy."""
-    return {
-        "rankgrad": __version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def _commit() -> str | None:
-    """The commit of the checkout this file belongs to; a changed checkout says so; None if git does not know the file."""
-
-    def git(*words: str) -> str:
-        asked = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True, check=False
-        )
-        return asked.stdout.strip()
-
-    try:
-        if not git("ls-files", Path(__file__).name):  # a repository around an installed copy is not ours
-            return None
-        return git("rev-parse", "HEAD") + (" (modified)" if git("status", "--porcelain", "-uno", ".") else "")
-    except OSError:  # no git here
-        return None
-
-
 # --- what a run writes while it goes on, and its machine ---------------------------------------------------------------
 
 
@@ -338,7 +285,7 @@ class Journal:
 
     def add(self, line: dict[str, Any]) -> None:
         """Add an epoch."""
-        self._lines.append(json.dumps(_without_nan(line)))
+        self._lines.append(json.dumps(without_nan(line)))
         self._write()
 
     def _write(self) -> None:
@@ -358,17 +305,6 @@ def _checkpoint(rotation: Rotation) -> bytes:
 def _lost_a_process(error: RuntimeError) -> bool:
     words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL")
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
-
-
-def _without_nan(value: Any) -> Any:
-    """The same with null for NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
 
 
 def _tensorboard(out: Path, epochs: int) -> Any:

@@ -19,8 +19,10 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling, fit_scaling
 from rankgrad.data.sources import read_splits
 
+ScaledSplits = tuple[dict[str, RankingDataset], Scaling, str]  # by name, how they were scaled, a fingerprint
 
-def shared_splits(config: Config, out: Path, world: int) -> tuple[dict[str, RankingDataset], Scaling, str]:
+
+def shared_splits(config: Config, out: Path, world: int) -> ScaledSplits:
     """The splits, scaled. Of several processes the first of a machine reads the text; the others map what it made."""
     if world == 1:
         return load_splits(config)
@@ -28,24 +30,33 @@ def shared_splits(config: Config, out: Path, world: int) -> tuple[dict[str, Rank
     folder = out / f".scaled-{number}"
     if local == 0:
         shutil.rmtree(folder, ignore_errors=True)
-        splits, scaling, fingerprint = load_splits(config)
-        for name, split in splits.items():
-            split.save(folder / name)
-        state = {name: torch.from_numpy(np.array(value)) for name, value in scaling.to_state().items()}
-        save_tensors(folder / "scaling.safetensors", state, {"splits": list(splits), "fingerprint": fingerprint})
+        save_scaled(folder, *load_splits(config))
     processes.wait_for_all()
-    tensors, facts = load_tensors(folder / "scaling.safetensors")
-    splits = {name: RankingDataset.open(folder / name) for name in facts["splits"]}
+    lent = open_scaled(folder)
     processes.wait_for_all()
     if local == 0:
         shutil.rmtree(folder)  # the mapped files live on until the last process lets go of them
         with contextlib.suppress(OSError):  # on another machine the folder was made for this alone
             out.rmdir()
+    return lent
+
+
+def save_scaled(folder: Path, splits: dict[str, RankingDataset], scaling: Scaling, fingerprint: str) -> None:
+    """Write what `load_splits` gives; scaling.safetensors comes last, so that its presence means all is there."""
+    for name, split in splits.items():
+        split.save(folder / name)
+    state = {name: torch.from_numpy(np.array(value)) for name, value in scaling.to_state().items()}
+    save_tensors(folder / "scaling.safetensors", state, {"splits": list(splits), "fingerprint": fingerprint})
+
+
+def open_scaled(folder: Path) -> ScaledSplits:
+    """What `save_scaled` wrote, memory-mapped."""
+    tensors, facts = load_tensors(folder / "scaling.safetensors")
     scaling = Scaling.from_state({name: tensor.numpy() for name, tensor in tensors.items()})
-    return splits, scaling, facts["fingerprint"]
+    return {name: RankingDataset.open(folder / name) for name in facts["splits"]}, scaling, facts["fingerprint"]
 
 
-def load_splits(config: Config) -> tuple[dict[str, RankingDataset], Scaling, str]:
+def load_splits(config: Config) -> ScaledSplits:
     """The splits scaled by what the train split shows, and a fingerprint of them as they were read."""
     splits = read_splits(config.data.path, fold=config.data.fold)
     if "vali" not in splits:
