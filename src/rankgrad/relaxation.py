@@ -28,6 +28,9 @@ from torch import Tensor
 # Entries of the n x n matrices worked on at once: small enough for a CPU's caches, large enough to feed a GPU.
 _ENTRIES_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
 
+# Entries of such matrices kept for the backward pass on a CPU, 32 MiB a way at most: longer batches rebuild the rest.
+_ENTRIES_KEPT = 2**23
+
 _SMALLEST_LOGIT = {
     torch.float32: -64.0,
     torch.float64: -600.0,
@@ -69,7 +72,7 @@ class _DifferentiableOnce(torch.autograd.Function):
 
 
 class ScaledSort(torch.autograd.Function):
-    """scale(P) x for sorted scores, or scale(P^T) x; P is rebuilt in the backward pass, never kept."""
+    """scale(P) x for sorted scores, or scale(P^T) x; P is rebuilt in the backward pass, kept only while that is cheap."""
 
     @staticmethod
     def forward(
@@ -79,7 +82,8 @@ class ScaledSort(torch.autograd.Function):
         out = torch.zeros_like(values)
         ctx.chunks = list(chunks(counts, scores.shape[-1]))
         ctx.tau, ctx.transposed = tau, transposed
-        kept: list[Tensor] = []
+        kept: list[Tensor | None] = []
+        room = _ENTRIES_KEPT if scores.device.type == "cpu" and ctx.needs_input_grad[0] else 0
         for lists, width in ctx.chunks:
             with torch.autocast(scores.device.type, enabled=False):
                 matrix = _neural_sort(scores[lists, :width], counts[lists], tau)
@@ -87,7 +91,8 @@ class ScaledSort(torch.autograd.Function):
                 rounds = _scale(A, A_T, iters, tol, keep=ctx.needs_input_grad[0])
                 scaled = (rounds.columns[-1] if iters else 1.0) * values[lists, :width]
                 out[lists, :width] = rounds.rows[-1] * _times(scaled, A_T)
-            kept += rounds
+            room -= matrix.numel()
+            kept += [*rounds, *((A, A_T) if room >= 0 else (None, None))]
         ctx.save_for_backward(scores, counts, values, *(kept if ctx.needs_input_grad[0] else ()))
         return out
 
@@ -98,10 +103,11 @@ class ScaledSort(torch.autograd.Function):
         scores, counts, values, *kept = ctx.saved_tensors
         out = torch.zeros_like(scores)
         for number, (lists, width) in enumerate(ctx.chunks):
-            rounds = Rounds(*kept[3 * number : 3 * number + 3])
+            *vectors, A, A_T = kept[5 * number : 5 * number + 5]
+            rounds = Rounds(*vectors)
             ordered, count, x, g = scores[lists, :width], counts[lists], values[lists, :width], grad[lists, :width]
-            matrix = _neural_sort(ordered, count, ctx.tau)
-            A, A_T = _both_ways(matrix, ctx.transposed)
+            if A is None:
+                A, A_T = _both_ways(_neural_sort(ordered, count, ctx.tau), ctx.transposed)
             u, v = rounds.rows[-1], rounds.columns[-1] if len(rounds.columns) else torch.ones_like(x)
             # the output is M x with M = diag(u) A diag(v): adjoints of log u and log v
             row_adjoint = g * u * _times(v * x, A_T)
@@ -112,7 +118,7 @@ class ScaledSort(torch.autograd.Function):
             if ctx.transposed:
                 left, right = right, left
             matrix_grad = torch.bmm(left.mT, right)
-            out[lists, :width] = _scores_grad(matrix, matrix_grad, ordered, count, ctx.tau)
+            out[lists, :width] = _scores_grad(A_T if ctx.transposed else A, matrix_grad, ordered, count, ctx.tau)
         return out, None, None, None, None, None, None
 
 
@@ -271,7 +277,8 @@ def _scores_grad(matrix: Tensor, grad: Tensor, scores: Tensor, counts: Tensor, t
     """From d/d NeuralSort to d/d sorted scores, [B, L, L] -> [B, L].
 
     d z_ij / d s_j = (r_i - rho_j) / tau with rho_j = sum_k sign(s_j - s_k), which is small where the matrix is large, and
-    the rest goes through b_j: - (1 / tau) sum_k sign(s_j - s_k) (sum_i dz_ik). Equal scores have sign 0.
+    the rest goes through b_j: - (1 / tau) sum_k sign(s_j - s_k) (sum_i dz_ik). Equal scores have sign 0. The first is taken
+    as (r_i - r_j) + (r_j - rho_j): one is the same for all lists, the other is 0 but for equal scores.
     """
     logit_grad = matrix * grad
     logit_grad -= matrix * logit_grad.sum(-1, keepdim=True)
@@ -280,13 +287,12 @@ def _scores_grad(matrix: Tensor, grad: Tensor, scores: Tensor, counts: Tensor, t
     ascending = torch.where(real, -scores.double(), torch.inf)
     better = torch.searchsorted(ascending, ascending)  # how many documents have a larger score
     not_worse = torch.searchsorted(ascending, ascending, right=True)
-    count = counts[:, None]
-    rho = (count - better - not_worse).to(scores.dtype)
-    r = (count - 1 - 2 * position).to(scores.dtype)
-    by_column = logit_grad.sum(-2, dtype=torch.float64)
-    prefix = torch.nn.functional.pad(by_column.cumsum(-1), (1, 0))
+    ties = (better + not_worse - 1 - 2 * position).to(scores.dtype)  # r_j - rho_j
+    by_column = logit_grad.sum(-2)
+    prefix = torch.nn.functional.pad(by_column.cumsum(-1, dtype=torch.float64), (1, 0))
     signs = (prefix[:, -1:] - prefix.gather(-1, not_worse)) - prefix.gather(-1, better)
-    direct = logit_grad.mul_(r[:, :, None] - rho[:, None, :]).sum(-2, dtype=torch.float64)
+    away = (2 * (position - position[:, None])).to(scores.dtype)  # r_i - r_j
+    direct = logit_grad.mul_(away).sum(-2).double() + ties * by_column
     return torch.where(real, (direct - signs) / tau, 0.0).to(scores.dtype)
 
 
@@ -351,14 +357,16 @@ def _scale_backward(
     step t: dA -= u_{t-1} x^T with x = v_t cbar, abar = -u_{t-1} (A x).
     """
     row_terms, column_terms = [], []
+    all_running = A.device.type == "cpu" and bool(rounds.active.all())  # the usual case; only a CPU may be asked
+    nothing = torch.zeros_like(column_adjoint)
     for t in range(len(rounds.columns) - 1, -1, -1):
-        running = rounds.active[t][:, None]
+        running = None if all_running else rounds.active[t][:, None]
         u, v, before = rounds.rows[t + 1], rounds.columns[t], rounds.rows[t]
-        w = torch.where(running, u * row_adjoint, 0.0)
+        w = _where(running, u * row_adjoint, 0.0)
         column_adjoint = column_adjoint - v * _times(w, A)
-        x = torch.where(running, v * column_adjoint, 0.0)
-        row_adjoint = torch.where(running, -before * _times(x, A_T), row_adjoint)
-        column_adjoint = torch.where(running, 0.0, column_adjoint)
+        x = _where(running, v * column_adjoint, 0.0)
+        row_adjoint = _where(running, -before * _times(x, A_T), row_adjoint)
+        column_adjoint = _where(running, nothing, column_adjoint)
         row_terms.append(w)
         column_terms.append(x)
     if not row_terms:
@@ -366,6 +374,11 @@ def _scale_backward(
     left = torch.cat([torch.stack(row_terms[::-1]), rounds.rows[:-1]]).neg_()
     right = torch.cat([rounds.columns, torch.stack(column_terms[::-1])])
     return left, right
+
+
+def _where(condition: Tensor | None, value: Tensor, otherwise: Tensor | float) -> Tensor:
+    """torch.where; None is true everywhere."""
+    return value if condition is None else torch.where(condition, value, otherwise)
 
 
 def _infinite_where_zero(sums: Tensor) -> Tensor:
