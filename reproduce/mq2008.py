@@ -23,6 +23,7 @@ from rankgrad.config import Config, Data, Loss, Model, Optimiser, Train
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import fit_scaling
 from rankgrad.data.sources import read_splits
+from rankgrad.ensemble import mean_of_standardised
 from rankgrad.evaluate import judge, mean, score
 from rankgrad.resolve import make_model, make_objective
 from rankgrad.significance import compare
@@ -151,14 +152,6 @@ def tune(options: argparse.Namespace) -> None:
             print(f"{done}/{len(left)} {job.result()}", flush=True)
 
 
-def standardised(scores: np.ndarray, data: RankingDataset) -> np.ndarray:
-    """Scores with mean 0 and deviation 1 within each list."""
-    of_query = np.repeat(np.arange(len(data)), data.lengths)
-    centred = scores - (np.add.reduceat(scores, data.offsets[:-1]) / data.lengths)[of_query]
-    deviation = np.sqrt(np.add.reduceat(centred**2, data.offsets[:-1]) / data.lengths)
-    return centred / np.maximum(deviation, 1e-9)[of_query]
-
-
 def table(options: argparse.Namespace) -> None:
     results, chosen, validation = {}, {}, {}
     together = {fold: [] for fold in range(1, 6)}
@@ -171,7 +164,7 @@ def table(options: argparse.Namespace) -> None:
             chosen[ranker, fold] = int(order[0])
             validation.setdefault(ranker, []).append(float(fits[order[0]]["vali"]))
             best = fits[order[0]]["test"].astype(np.float64)
-            several = np.mean([standardised(fits[i]["test"].astype(np.float64), test) for i in order[:BEST]], axis=0)
+            several = mean_of_standardised([fits[i]["test"] for i in order[:BEST]], test.offsets)
             if ranker != "lightgbm":
                 together[fold].append(several)
             for rule, scores in zip(folds, (best, several)):

@@ -19,7 +19,7 @@ ROOMS = {
     "training": (
         [
             *["config", "checkpoint", "processes", "numerics", "significance"],
-            *["evaluate", "queries", "records", "train", "resolve", "splits", "run", "trees"],
+            *["evaluate", "queries", "records", "train", "resolve", "splits", "run", "ensemble", "trees"],
         ],
         ["data", "mathematics", "models"],
     ),

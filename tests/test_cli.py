@@ -311,6 +311,43 @@ def test_a_query_id_with_a_space_cannot_be_written_as_trec(run, trained, tmp_pat
     assert "the query id 'red shoes' cannot stand in a TREC run file" in err
 
 
+def test_several_runs_are_judged_and_rank_as_one(run, data, trained, tmp_path):
+    from rankgrad.ensemble import mean_of_standardised
+    from rankgrad.evaluate import judge
+
+    both = trained / "first", trained / "second"
+    test = _read(data, "test")
+    together = mean_of_standardised([Run.open(folder).score(test) for folder in both], test.offsets).astype(np.float32)
+    code, out, err = run("rank", *both, data / "letor")
+    assert (code, err) == (0, "")
+    assert [float(line) for line in out.splitlines()] == pytest.approx(together.tolist(), rel=1e-8)
+    lines = run("rank", *both, data / "letor", "--format", "trec")[1].splitlines()
+    assert {line.split()[5] for line in lines} == {"ensemble-of-2"}
+    expected = judge(together, test, ["ndcg@10"])["ndcg@10"]
+    result = json.loads(run("evaluate", *both, data / "letor", "--json")[1])
+    assert result["metrics"]["ndcg@10"]["skipped"]["mean"] == pytest.approx(np.nanmean(expected))
+    assert result["runs"] == [str(folder) for folder in both] and "run" not in result
+    assert not result["trained_on"]
+    code, out, _ = run("evaluate", *both, data / "letor", "--split", "train", "--metric", "map")
+    assert "2 runs together: mean of scores standardised within each list\n" in out
+    assert "the model was trained on lists among these" in out
+    alone = run("evaluate", both[0], data / "letor", "--json")[1]
+    assert json.loads(alone)["run"] == str(both[0])
+
+
+def test_runs_that_cannot_rank_together_are_refused(run, data, trained, tmp_path):
+    train = "train", "--model", "linear", "--epochs", 1, "--quiet", "--out"
+    run(*train, tmp_path / "wide", data / "wide.txt")
+    code, out, err = run("rank", trained / "first", tmp_path / "wide", data / "letor")
+    assert (code, out) == (2, "")
+    assert "were trained on different features (3 and 5 of them); expected the same columns" in err
+    run(*train, tmp_path / "fold2", data / "letor", "--fold", 2)
+    code, out, err = run("evaluate", trained / "first", tmp_path / "fold2", data / "letor")
+    assert (code, out) == (2, "")
+    assert "first is of fold 1 and " in err and "fold2 of fold 2; expected runs of one fold" in err
+    assert run("evaluate", trained / "first", tmp_path / "fold2", data / "letor" / "test.txt")[0] == 0
+
+
 def test_compare_pairs_the_queries_and_leaves_out_empty_ones(run, trained):
     from rankgrad.queries import kept
     from rankgrad.significance import compare
@@ -449,7 +486,7 @@ MISTAKES = [
     ("train --resume {runs}/first", "is finished; there is nothing to resume"),
     ("train --resume {runs}/first --epochs 9", "first/config.toml; expected no DATA and no other setting"),
     ("train --resume {runs}/first --set train.epochs=9", "first/config.toml; expected no DATA and no other setting"),
-    ("evaluate {runs}/first", "missing argument 'DATA'; see rankgrad evaluate --help"),
+    ("evaluate {runs}/first", "missing argument 'RUN'; see rankgrad evaluate --help"),
     ("evaluate absent {data}/letor", "absent is not a run"),
     ("evaluate {data} {data}/letor", "is not a run"),
     ("evaluate {runs}/first absent", "absent does not exist"),

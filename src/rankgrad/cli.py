@@ -25,7 +25,10 @@ app = typer.Typer(
 DEFAULT = Config()
 
 Split = Annotated[str, typer.Option(help="Which split, where DATA has splits; all of it where it has none.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run, made by `rankgrad train`.")]
+RunFolders = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN", help="Finished runs, made by `rankgrad train`; several score together."),
+]
 SOURCES = "A LETOR/SVMLight file or folder, a Parquet or CSV file, what `rankgrad prepare` wrote, or synthetic[:SIZE]"
 DataSource = Annotated[str, typer.Argument(metavar="DATA", help=f"{SOURCES}.")]
 
@@ -141,10 +144,11 @@ def train(
     epilog=examples(
         "rankgrad evaluate runs/first data/",
         "rankgrad evaluate runs/first new.csv --metric ndcg@5 --metric precision@1",
+        "rankgrad evaluate runs/first runs/second data/",
     )
 )
 def evaluate(
-    run: RunFolder,
+    runs: RunFolders,
     data: DataSource,
     split: Split = "test",
     metric: Annotated[
@@ -152,39 +156,43 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Judge a run on DATA: metrics and bootstrap intervals.
+    """Judge runs on DATA: metrics and bootstrap intervals.
 
     Every metric is given under three rules for empty queries, with a 95 % interval. An empty query has no relevant document, so that no ranking of it is right or wrong. Some count it as 1, some as 0,
     some leave it out, and the choice can move a metric by more than a better model would.
-    """
-    from rankgrad.results import describe_judgement, judge_run
-    from rankgrad.run import Run
 
-    show(judge_run(Run.open(run), data, split, metric or ()), describe_judgement, as_json=as_json)
+    Several runs are judged as one ranker: the mean of their scores, standardised within each list.
+    """
+    from rankgrad.results import describe_judgement, judge_runs
+
+    show(judge_runs(runs, data, split, metric or ()), describe_judgement, as_json=as_json)
 
 
 @app.command(
     epilog=examples(
         "rankgrad rank runs/first data/test.txt --out scores.txt",
         "rankgrad rank runs/first data/ --split vali --format trec --out first.run",
+        "rankgrad rank runs/first runs/second data/test.txt --out together.txt",
     )
 )
 def rank(
-    run: RunFolder,
+    runs: RunFolders,
     data: DataSource,
     out: Annotated[str, typer.Option(metavar="FILE", help="Where to write; - is stdout.")] = "-",
     form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="scores or trec.")] = "scores",
     split: Split = "test",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")] = False,
 ) -> None:
-    """Score every document of DATA with a run.
+    """Score every document of DATA with a run, or several.
 
     Gives a number per row, in the order of the input, or a TREC run file. A line of the run file is QUERY Q0 DOCUMENT RANK SCORE TAG. DOCUMENT is the document's row in the input, counted from
     1; TAG is the name of the run's folder. Equal scores are ranked in input order.
+
+    Several runs give the mean of their scores, standardised within each list; TAG is then ensemble-of-NUMBER.
     """
     from rankgrad.checkpoint import write_atomically
+    from rankgrad.ensemble import Ensemble
     from rankgrad.results import FORMATS
-    from rankgrad.run import Run
 
     if form not in FORMATS:
         raise ValueError(f"there is no format {form!r}; expected one of {', '.join(FORMATS)}")
@@ -193,9 +201,11 @@ def rank(
         raise ValueError(f"{file} exists already; expected a new file; choose another --out, or --overwrite")
     if file is not None and not file.parent.is_dir():
         raise ValueError(f"{file.parent} is not a folder; expected one to write {file.name} into; make it first")
-    opened = Run.open(run)
-    lists = opened.read(data, split=split)
-    lines = FORMATS[form](lists, opened.score(lists), run.resolve().name)
+    ensemble = Ensemble.open(runs)
+    ranker = ensemble if len(runs) > 1 else ensemble.runs[0]
+    lists = ranker.read(data, split=split)
+    tag = f"ensemble-of-{len(runs)}" if len(runs) > 1 else runs[0].resolve().name
+    lines = FORMATS[form](lists, ranker.score(lists), tag)
     if file is None:
         sys.stdout.writelines(lines)
     else:

@@ -15,23 +15,28 @@ import numpy as np
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.storage import MANIFEST
+from rankgrad.ensemble import Ensemble
 from rankgrad.evaluate import RULES as EMPTY
 from rankgrad.queries import Judged, kept
 from rankgrad.records import CONVENTION, LAST_EPOCH
-from rankgrad.run import Run
 from rankgrad.significance import LEVEL, bootstrap_interval, compare
 
 RULES = {"empty=1": "count 1", "empty=0": "count 0", "skipped": "left out"}  # a report's names, as a person reads them
+ENSEMBLE = "mean of scores standardised within each list"
 ROUNDS = 2_000  # of the bootstrap: an interval's ends are good to a twentieth of its width
 
 
-def judge_run(run: Run, data: str, split: str, metrics: Sequence[str]) -> dict[str, Any]:
-    """Metrics of a run on data, each under every rule for empty queries: mean and bootstrap interval."""
-    lists = run.read(data, split=split)
+def judge_runs(folders: Sequence[Path], data: str, split: str, metrics: Sequence[str]) -> dict[str, Any]:
+    """Metrics of a run, or of several together, on data, under every rule for empty queries: mean and interval."""
+    ensemble = Ensemble.open(folders)
+    ranker = ensemble if len(folders) > 1 else ensemble.runs[0]
+    lists = ranker.read(data, split=split)
     whole = Path(data).is_file() or (Path(data) / MANIFEST).exists()
-    values = run.evaluate(lists, tuple(dict.fromkeys(metrics)) or None)
+    values = ranker.evaluate(lists, tuple(dict.fromkeys(metrics)) or None)
+    seen = any(os.path.abspath(data) == run.config.data.path for run in ensemble.runs)
     return {
-        "run": str(run.folder),
+        **({"runs": [str(folder) for folder in folders], "ensemble": ENSEMBLE} if len(folders) > 1 else {}),
+        **({"run": str(folders[0])} if len(folders) == 1 else {}),
         "data": data,
         "queries": len(lists),
         "empty_queries": lists.describe().empty_queries,
@@ -39,7 +44,7 @@ def judge_run(run: Run, data: str, split: str, metrics: Sequence[str]) -> dict[s
             name: {rule: _with_interval(of_queries, empty) for rule, empty in EMPTY.items()}
             for name, of_queries in values.items()
         },
-        "trained_on": os.path.abspath(data) == run.config.data.path and (whole or split == "train"),
+        "trained_on": seen and (whole or split == "train"),
         "interval": LEVEL,
         "convention": CONVENTION,
     }
@@ -55,12 +60,13 @@ def _with_interval(values: np.ndarray, empty: float) -> dict[str, float]:
 
 
 def describe_judgement(result: Mapping[str, Any]) -> str:
-    """What `judge_run` found, as a table and the conventions behind it."""
+    """What `judge_runs` found, as a table and the conventions behind it."""
     rows = [("metric", "empty queries", "mean", f"{LEVEL:.0%} interval")]
     for name, rules in result["metrics"].items():
         rows += [(name if rule == "empty=1" else "", words, *_interval(rules[rule])) for rule, words in RULES.items()]
+    together = f"{len(result['runs'])} runs together: {ENSEMBLE}\n" if "runs" in result else ""
     return (
-        f"{table(rows)}\n"
+        f"{table(rows)}\n{together}"
         f"{result['queries']:,} queries, {result['empty_queries']:,} of them empty (no relevant document)\n{CONVENTION}"
         + ("\nthe model was trained on lists among these: expect less of it on others" if result["trained_on"] else "")
     )
