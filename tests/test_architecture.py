@@ -18,7 +18,7 @@ ROOMS = {
     "models": (["models"], []),
     "training": (
         [
-            *["config", "checkpoint", "processes", "numerics", "significance"],
+            *["config", "recipes", "checkpoint", "processes", "numerics", "significance"],
             *["evaluate", "queries", "records", "train", "resolve", "splits", "run", "ensemble", "trees"],
         ],
         ["data", "mathematics", "models"],

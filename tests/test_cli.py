@@ -127,6 +127,18 @@ def test_options_become_the_configuration(run, data, tmp_path):
     assert config.train == expected
 
 
+def test_a_recipe_is_where_the_options_start_from(run, data, tmp_path):
+    from rankgrad.recipes import dasalc
+
+    options = "--recipe dasalc --epochs 1 --seed 2 --set model.width=8 --set model.layers=1 --device cpu --quiet --out"
+    assert run("train", data / "letor", *options.split(), tmp_path / "r") == (0, "", "")
+    config, recipe = loads((tmp_path / "r" / "config.toml").read_text()), dasalc()
+    assert (config.loss, config.optimiser) == (recipe.loss, recipe.optimiser)
+    assert config.model == replace(recipe.model, width=8, layers=1)
+    assert config.data == replace(recipe.data, path=str(data / "letor"))
+    assert (config.train.epochs, config.train.seed, config.train.batch_size) == (1, 2, 128)
+
+
 def test_a_configuration_file_trains_and_options_override_it(run, data, tmp_path, monkeypatch):
     monkeypatch.chdir(data)
     (tmp_path / "c.toml").write_text(
@@ -471,6 +483,9 @@ MISTAKES = [
     ("train {data}/letor --device tpu", "'tpu' is not a device"),
     ("train {data}/letor --precision int8", "train.precision must be one of"),
     ("train {data}/letor --scaling log", "data.scaling must be one of"),
+    ("train {data}/letor --recipe large", "there is no recipe 'large'; expected one of paper, small, dasalc"),
+    ("train {data}/typo.toml --recipe small", "typo.toml are two configurations; expected one"),
+    ("train --resume {runs}/first --recipe small", "first/config.toml; expected no DATA and no other setting"),
     ("train {data}/letor --set epochs=3", "expected SECTION.KEY=VALUE, such as --set train.epochs=8"),
     ("train {data}/letor --set train.epoch=3", "unknown key 'epoch' in [train]; did you mean 'epochs'?"),
     ("train {data}/letor --set train.epochs=few", "train.epochs must be of type int, got 'few'"),

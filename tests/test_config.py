@@ -9,6 +9,7 @@ import torch
 
 from rankgrad.config import Config, Data, Loss, Model, Optimiser, Train, dumps, loads
 from rankgrad.losses import LOSSES
+from rankgrad.recipes import RECIPES
 from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve
 
 FULL = Config(
@@ -18,7 +19,7 @@ FULL = Config(
     ),
     loss=Loss("neural_ndcg@10", {"tau": 1e-07, "samples": 4, "log_scores": False, "perturb": "allrank"}),
     optimiser=Optimiser("adamw", 3e-4, 0.01, 1.5, "plateau", (3, 5), 0.5, 2, 10),
-    train=Train(7, 16, 2**40, "map", 3, "skip", "cpu", "bf16", 2, False, ("map", "err@5")),
+    train=Train(7, 16, 2**40, "map", "last", 3, "skip", "cpu", "bf16", 2, False, ("map", "err@5")),
 )
 
 
@@ -216,3 +217,16 @@ def test_devices():
             make_device("cuda")
     with pytest.raises(ValueError, match="'gpu' is not a device; expected auto, cpu, cuda"):
         make_device("gpu")
+
+
+def test_recipes_are_sound_and_what_they_say():
+    assert list(RECIPES) == ["paper", "small", "dasalc"]
+    for recipe in RECIPES.values():
+        resolve(recipe())
+    assert RECIPES["paper"]() == Config()
+    small = RECIPES["small"]()
+    assert (small.model.width, small.model.feedforward, small.train.epochs) == (32, 64, 30)
+    assert small.train.patience is not None
+    dasalc = RECIPES["dasalc"]()
+    assert (dasalc.data.scaling, dasalc.loss.name) == ("symlog", "softmax")
+    assert dasalc.model.input_noise > 0 and dasalc.model.width > Config().model.width

@@ -60,6 +60,7 @@ def demo(
     epilog=examples(
         "rankgrad train synthetic --loss neural_ndcg@10 --epochs 8 --out runs/first",
         "rankgrad train data/ --loss lambdarank@10 --model mlp --patience 10",
+        "rankgrad train data/ --recipe dasalc --seed 1",
         "rankgrad train config.toml --seed 4 --set loss.options.tau=0.5",
         "rankgrad train --resume runs/first",
         "torchrun --nproc-per-node 4 -m rankgrad train data/ --out runs/wide",
@@ -68,6 +69,9 @@ def demo(
 def train(
     data: Annotated[
         str | None, typer.Argument(metavar="DATA", help=f"{SOURCES}; or a configuration, FILE.toml.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="What is not given follows it: paper, small, dasalc. [paper]")
     ] = None,
     loss: Annotated[
         str | None, typer.Option(help=f"Such as lambdarank, or neural_ndcg@10 for a cut-off. [{DEFAULT.loss.name}]")
@@ -129,12 +133,14 @@ def train(
         "data.fold": fold,
     }
     given = {key: value for key, value in options.items() if value is not None}
-    if resume is not None and (data is not None or out is not None or given or settings):
+    if resume is not None and (data is not None or out is not None or recipe or given or settings):
         raise ValueError(f"--resume takes everything from {resume}/config.toml; expected no DATA and no other setting")
     if resume is None and data is None:
         raise ValueError("there is nothing to train on; expected DATA, a configuration file, or --resume RUN")
     report = train_to_the_end(
-        lambda: resume or start(configure(data or "", given, settings or []), out), fresh=resume is None, quiet=quiet
+        lambda: resume or start(configure(data or "", given, settings or [], recipe), out),
+        fresh=resume is None,
+        quiet=quiet,
     )
     if report is not None:
         show(report, describe_report, quiet=quiet, as_json=as_json)

@@ -12,6 +12,7 @@ from typing import Any
 from rankgrad.bars import watch
 from rankgrad.config import Config, loads
 from rankgrad.processes import joined, told_by_first
+from rankgrad.recipes import RECIPES
 from rankgrad.run import InterruptedRunError, advance, begin
 from rankgrad.train import NonFiniteError
 
@@ -20,19 +21,25 @@ class SilentError(Exception):
     """Another process has already said what went wrong."""
 
 
-def configure(data: str, given: Mapping[str, Any], settings: Sequence[str]) -> Config:
+def configure(data: str, given: Mapping[str, Any], settings: Sequence[str], recipe: str | None = None) -> Config:
     """A configuration from DATA (or a TOML file), values by key such as "train.epochs", and texts SECTION.KEY=VALUE.
+
+    What they leave open follows the recipe, the paper's if none is named.
 
     >>> configure("synthetic", {"train.epochs": 8}, ["loss.options.tau=0.5"]).loss.options
     {'tau': 0.5}
     """
     file = Path(data)
+    if recipe is not None and recipe not in RECIPES:
+        raise ValueError(f"there is no recipe {recipe!r}; expected one of {', '.join(RECIPES)}")
+    if recipe is not None and file.suffix == ".toml":
+        raise ValueError(f"--recipe {recipe} and {data} are two configurations; expected one; leave one of them out")
     if file.suffix == ".toml":
         if not file.is_file():
             raise ValueError(f"{data} does not exist; expected a configuration file; check the path")
         config = loads(_text(file), data)
     else:
-        config = _replaced(Config(), "data", "path", data)
+        config = _replaced(RECIPES[recipe or "paper"](), "data", "path", data)
     for name, value in given.items():
         section, _, key = name.partition(".")
         config = _replaced(config, section, key, value)
