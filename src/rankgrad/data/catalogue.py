@@ -147,7 +147,7 @@ def prepare(
             width = max(width, data.provenance["largest_index"])
             pieces = {split: data}
             if split == "train" and "vali" not in layout.files:
-                pieces = _set_aside(data, layout.files["train"][0])
+                pieces = set_aside(data, layout.files["train"][0])
                 notes.append(
                     "there is no validation file: a quarter of the train queries, always the same, was set aside"
                 )
@@ -168,7 +168,7 @@ def prepare(
     return summary
 
 
-def _set_aside(train: RankingDataset, path: Path) -> dict[str, RankingDataset]:
+def set_aside(train: RankingDataset, path: Path) -> dict[str, RankingDataset]:
     """Train and validation of a train split, the latter a quarter of the queries and one at least."""
     if len(train) < 2:
         raise ValueError(

@@ -30,6 +30,15 @@ def check_source(source: str, *, fold: int = 1) -> None:
         recognise(source, fold=fold)
 
 
+def is_text_folder(source: str) -> bool:
+    """Whether a source is a folder of LETOR/SVMLight text, which has to be read before it can be used.
+
+    >>> is_text_folder("synthetic")
+    False
+    """
+    return _splits_of(source) is None and not Path(source).is_file()
+
+
 def read_splits(source: str, *, fold: int = 1, progress: Progress | None = None) -> dict[str, RankingDataset]:
     """Every split a source has, `train` at least; a single file or saved dataset is `train`.
 

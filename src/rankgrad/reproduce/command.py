@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rankgrad.console import Json, examples, show
+from rankgrad.console import Json, Quiet, examples, show
 
 app = typer.Typer(name="reproduce", rich_markup_mode=None, add_completion=False)
 
@@ -69,3 +69,50 @@ def _figure(name: str, out: Path, overwrite: bool, as_json: bool) -> None:
     curves = FIGURES[name]()
     draw(curves, out, overwrite=overwrite)
     show({"figure": str(out), **measure(curves)}, lambda found: f"{describe(found)}\ndrawn to {out}", as_json=as_json)
+
+
+@app.command(
+    epilog=examples(
+        "rankgrad reproduce table2 --dataset synthetic:tiny --rows neural_ndcg@10,approx_ndcg --seeds 1 --epochs 2",
+        "rankgrad reproduce table2 --dataset web30k --data MSLR-WEB30K/ --recipe paper --device cuda",
+        "rankgrad reproduce table2 --data mq2008/ --folds all --jobs 2",
+    )
+)
+def table2(
+    dataset: Annotated[
+        str | None, typer.Option(help="web30k, istella, mq2008, ... or synthetic[:SIZE]; recognised if not given.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where the lists are; nothing is downloaded.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the table; runs/table2-DATASET-RECIPE if not given.")
+    ] = None,
+    rows: Annotated[str | None, typer.Option(metavar="A,B,...", help="Rows to train. [all]")] = None,
+    seeds: Annotated[int, typer.Option(help="Trainings of each row on each fold.")] = 3,
+    folds: Annotated[str, typer.Option(help="all, or numbers such as 1,2.")] = "1",
+    recipe: Annotated[
+        str, typer.Option(help="paper: its model and schedule; small: for a few hundred lists.")
+    ] = "small",
+    epochs: Annotated[int | None, typer.Option(help="At most so many, instead of the recipe's number.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    paper_protocol: Annotated[
+        bool, typer.Option("--paper-protocol", help="Keep the last epoch, train on the full training fold.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="Trainings at a time, one CPU thread each.")] = 1,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Compare the losses, and trees, on ranking data.
+
+    The paper's 16 neural rows and XGBoost, and rows it lacks. What is finished is kept in DIR: the same command again goes
+    on where it was stopped, and more rows, seeds or folds join those that are there.
+    """
+    from rankgrad.reproduce.printing import as_text
+    from rankgrad.reproduce.table2 import Order, make_table
+
+    order = Order(dataset, data, out, rows, seeds, folds, recipe, epochs, device, paper_protocol, jobs)
+    result = make_table(order, quiet=quiet)
+    show(result, as_text, as_json=as_json, quiet=quiet)
+    if result["failed"]:
+        raise ValueError(f"{len(result['failed'])} cells failed, the first: {result['failed'][0]}")
