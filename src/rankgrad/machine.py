@@ -19,6 +19,9 @@ EXTRAS = {
     "text compressed with zstandard": ("zstandard", "pip install 'rankgrad[zstd]'"),
     "TensorBoard events": ("tensorboard", "pip install 'rankgrad[tensorboard]'"),
     "reports and figures": ("matplotlib", "pip install 'rankgrad[report]'"),
+    "LightGBM as a rival": ("lightgbm", "pip install 'rankgrad[gbdt]'"),
+    "XGBoost as a rival": ("xgboost", "pip install 'rankgrad[gbdt]'"),
+    "CatBoost as a rival": ("catboost", "pip install 'rankgrad[catboost]'"),
     "the scikit-learn estimator": ("sklearn", "pip install 'rankgrad[sklearn]'"),
 }
 

@@ -229,6 +229,11 @@ class Run:
     @classmethod
     def open(cls, folder: Path, device: str = "auto") -> "Run":
         """Load a run; no code from the folder is executed."""
+        if (folder / "trees.json").is_file():
+            raise ValueError(
+                f"{folder} holds trees of another library, and they score with that library alone; expected a run of "
+                "`rankgrad train`; load its model file yourself, or use `rankgrad compare` and `rankgrad report`"
+            )
         if not (folder / "model.safetensors").is_file():
             state = "has not finished" if (folder / "config.toml").is_file() else "is not a run"
             raise ValueError(f"{folder} {state}: it has no model.safetensors; train it with `rankgrad train`")

@@ -1,18 +1,19 @@
-"""The rows of Table 2 of arXiv 2102.07831: a recipe for each, and the paper's numbers beside it. Imports config and trees.
+"""The rows of Table 2 of arXiv 2102.07831: a recipe for each, and the paper's numbers beside it. Imports config, recipes and trees.
 
 The paper's numbers are NDCG@5 and NDCG@10 in percent on the test split, gain 2^y - 1, a query without a relevant document
 counted 1. Its rows with a cut-off are those of its reference code, where RankNet and LambdaRank count a pair only if both
 documents stand in the current top k (`pairs="both"`). Our rows after them are marked by having no number.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from rankgrad.config import Config, Data, Loss, Model, Optimiser, Option, Train
+from rankgrad.config import Config, Data, Loss, Option
+from rankgrad.recipes import RECIPES
 from rankgrad.trees import Trees
 
+TABLE_RECIPES = ("paper", "small")
 METRICS = ("ndcg@5", "ndcg@10", "map", "mrr")  # of every cell's report; the table shows the first two
 
 
@@ -42,58 +43,36 @@ class Row:
 
     title: str
     recipe: Recipe
-    paper: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    paper: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     package: str | None = None  # what must be installed for it
 
 
-def paper(setting: Setting) -> Config:
-    """The paper's model and schedule: 100 epochs of Adam; on a GPU in bfloat16, which is as good and faster."""
-    istella = (setting.dataset or "").startswith("istella")
-    return _common(
-        Config(
-            model=Model(width=128 if istella else 96),
-            train=Train(
-                batch_size=110 if istella else 64,
-                precision="bf16" if setting.device.startswith("cuda") else "float32",
-            ),
-        ),
-        setting,
-    )
-
-
-def small(setting: Setting) -> Config:
-    """A model for a few hundred lists: a third of the paper's width, at most 30 epochs, stopped early by validation."""
-    return _common(
-        Config(
-            model=Model(width=32, feedforward=64),
-            optimiser=Optimiser(schedule="constant"),
-            train=Train(epochs=30, batch_size=16, patience=None if setting.paper_protocol else 8),
-        ),
-        setting,
-    )
-
-
-RECIPES: Mapping[str, Callable[[Setting], Config]] = {"paper": paper, "small": small}
-
-
-def _common(config: Config, setting: Setting) -> Config:
-    """The recipe on the table's lists, with its seed, on its machine."""
-    train = dataclasses.replace(
-        config.train,
-        epochs=setting.epochs or config.train.epochs,
+def base(setting: Setting) -> Config:
+    """The table's recipe on its lists, with its seed, on its machine; what the paper did differently for Istella too."""
+    config = RECIPES[setting.recipe]()
+    model, train = config.model, config.train
+    if setting.recipe == "paper":
+        if (setting.dataset or "").startswith("istella"):
+            model, train = replace(model, width=128), replace(train, batch_size=110)
+        if setting.device.startswith("cuda"):
+            train = replace(train, precision="bf16")
+    if setting.paper_protocol:
+        train = replace(train, select="last", patience=None)
+    train = replace(
+        train,
+        epochs=setting.epochs or train.epochs,
         seed=setting.seed,
         device=setting.device,
         threads=setting.threads,
         metrics=METRICS,
-        select="last" if setting.paper_protocol else "best",
     )
     data = Data(path=setting.path, fold=setting.fold, scaling=setting.scaling)
-    return dataclasses.replace(config, data=data, train=train)
+    return replace(config, data=data, model=model, train=train)
 
 
 def _trained_with(name: str, options: Mapping[str, Option], setting: Setting) -> Config:
     """The table's recipe with this loss."""
-    return dataclasses.replace(RECIPES[setting.recipe](setting), loss=Loss(name, options))
+    return replace(base(setting), loss=Loss(name, options))
 
 
 def _by(name: str, **options: Option) -> Recipe:

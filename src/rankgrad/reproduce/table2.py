@@ -33,7 +33,7 @@ from rankgrad.queries import kept
 from rankgrad.reproduce.cells import Cell, check, finished, line
 from rankgrad.reproduce.lists import Fold, folds_of, name_of, ready
 from rankgrad.reproduce.printing import as_markdown
-from rankgrad.reproduce.rows import RECIPES, ROWS, Setting, chosen
+from rankgrad.reproduce.rows import ROWS, TABLE_RECIPES, Setting, chosen
 from rankgrad.reproduce.verdict import METRICS, against_the_best, claims, standing
 from rankgrad.reproduce.workers import filled
 from rankgrad.resolve import resolve
@@ -61,7 +61,7 @@ class Order:
 def make_table(order: Order, *, quiet: bool = False) -> dict[str, Any]:
     """Train what has not been trained, write the table down, and give it back."""
     names, skipped = _available(order.rows)
-    one_of("--recipe", order.recipe, RECIPES)
+    one_of("--recipe", order.recipe, TABLE_RECIPES)
     whole("--seeds", order.seeds, 1)
     whole("--jobs", order.jobs, 1)
     if order.epochs is not None:
