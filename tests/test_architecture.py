@@ -25,7 +25,7 @@ ROOMS = {
     ),
     "front doors": (
         [
-            *["bars", "launch", "results", "console", "machine", "demo", "estimator", "reproduce"],
+            *["bars", "launch", "results", "console", "machine", "demo", "estimator", "report", "reproduce"],
             *["cli", "__main__"],
         ],
         ["data", "kernels", "mathematics", "models", "training"],

@@ -237,6 +237,27 @@ def compare(
     show(compare_runs(run_a, run_b, metric), describe_comparison, as_json=as_json)
 
 
+@app.command(
+    epilog=examples("rankgrad report runs/first", "rankgrad report runs/first runs/second --out comparison.html")
+)
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folders of finished runs judged on the same queries.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write.")] = Path("report.html"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")] = False,
+) -> None:
+    """Write a page to look at: metrics, curves, queries.
+
+    One HTML file that needs nothing else. The other runs are compared with the first, query by query. A RUN may also be a folder with several runs below it (seeds, folds), which
+    are taken together: averaged where they were judged on the same queries, joined where not.
+    """
+    from rankgrad.report import write
+
+    size = write(runs, out, overwrite=overwrite)
+    print(f"{out}, {size / 1024:.0f} KB: open it in a browser")
+
+
 @app.command(epilog=examples("rankgrad prepare MSLR-WEB30K/ --fold 1"))
 def prepare(
     folder: Annotated[Path, typer.Argument(help="Folder of an unpacked ranking dataset.")],

@@ -60,6 +60,7 @@ def describe(results: Mapping[str, Any]) -> str:
         f"{queries} test queries of made-up data; those without a relevant document count 0\n"
         f"the runs are in {results['runs']}\n"
         "look closer, and go on with your own data:\n"
+        f"  rankgrad report {results['runs']}/*\n"
         f"  rankgrad evaluate {results['runs']}/listnet synthetic\n"
         "  rankgrad train DATA --loss neural_ndcg@10    (LETOR text, Parquet, CSV)"
     )

@@ -41,7 +41,7 @@ def judge_runs(folders: Sequence[Path], data: str, split: str, metrics: Sequence
         "queries": len(lists),
         "empty_queries": lists.describe().empty_queries,
         "metrics": {
-            name: {rule: _with_interval(of_queries, empty) for rule, empty in EMPTY.items()}
+            name: {rule: with_interval(of_queries, empty) for rule, empty in EMPTY.items()}
             for name, of_queries in values.items()
         },
         "trained_on": seen and (whole or split == "train"),
@@ -50,7 +50,8 @@ def judge_runs(folders: Sequence[Path], data: str, split: str, metrics: Sequence
     }
 
 
-def _with_interval(values: np.ndarray, empty: float) -> dict[str, float]:
+def with_interval(values: np.ndarray, empty: float) -> dict[str, float]:
+    """The mean of per-query values [Q] with NaN counted as `empty`, and its bootstrap interval; NaN if nothing counts."""
     counted = np.where(np.isnan(values), empty, values)
     counted = counted[~np.isnan(counted)]
     if not len(counted):

@@ -1,0 +1,37 @@
+"""A report to look at: one HTML file without script or network, from the folders of finished runs. Room 6.
+
+    entries     what the folders say; several runs (seeds, folds) may stand for one row
+    numbers     means, intervals, paired tests, groups of queries
+    figures     SVG by matplotlib, in the page's colours
+    page        all of it through one template (page.html.jinja) that escapes every string
+
+matplotlib and jinja2 are the extra `report` and are imported when a report is written.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankgrad.checkpoint import write_atomically
+
+
+def write(folders: Sequence[Path], out: Path, *, title: str = "", overwrite: bool = False) -> int:
+    """Write the report of runs to the file `out`; its size in bytes.
+
+    Each folder is one row of the report: a finished run, or a folder with several of them below it. There, runs judged on
+    the same queries (seeds) are averaged query by query, and sets of queries (folds) are joined. All rows must have been
+    judged on the same queries; the others are compared with the first.
+    """
+    try:
+        from rankgrad.report.page import render
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("jinja2", "markupsafe", "matplotlib"):
+            raise
+        raise ImportError("a report needs matplotlib and jinja2; pip install 'rankgrad[report]'") from error
+    if out.exists() and not overwrite:
+        raise ValueError(f"{out} exists already; expected a new file; choose another --out, or --overwrite")
+    if not out.parent.is_dir():
+        raise ValueError(f"{out.parent} is not a folder; expected one to write {out.name} into; make it first")
+    # A path may hold bytes that are no text; they are shown as question marks.
+    content = render(folders, title=title).encode("utf-8", "replace")
+    write_atomically(out, content)
+    return len(content)

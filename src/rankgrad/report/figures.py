@@ -1,0 +1,185 @@
+"""Figures as SVG text that takes its colours and its typeface from the page around it. Imports matplotlib, no file.
+
+Colours are drawn as numbers that stand for CSS variables (--ink, --muted, --grid, --c0 ... --c7) and replaced in the
+text, so that a figure is right on light and on dark ground. No name of a run is drawn: the page's key, in HTML, says
+which line is whose, and a name of any length or alphabet cannot break a figure.
+"""
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rankgrad.report.entries import Training
+from rankgrad.report.numbers import Bin, Contest
+from rankgrad.significance import ROUNDING
+
+SIZE = (4.7, 3.0)  # inches of 72 units: on a phone drawn a little smaller than it is, on a desktop a little larger
+INK, MUTED, GRID = "#000001", "#000002", "#000003"
+VARIABLES = {"01": "ink", "02": "muted", "03": "grid", **{f"1{n}": f"c{n}" for n in range(8)}}
+DASHES = ("none", "5 2", "1.5 1.5", "6 1.5 1.5 1.5")
+MARKERS = "osD^v"
+STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": MUTED,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 10,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.facecolor": "none",
+    "font.size": 10,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "rankgrad",
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.color": MUTED,
+    "ytick.labelcolor": INK,
+}
+
+
+class Look(NamedTuple):
+    """How an entry is drawn: a colour of the page, and a dash and a marker that tell colours apart without colour."""
+
+    variable: str
+    dash: str
+    marker: str
+    colour: str
+
+
+def look(index: int) -> Look:
+    """The look of the index-th entry; colours repeat after eight, with other dashes."""
+    return Look(f"c{index % 8}", DASHES[index // 8 % 4], MARKERS[index % 5], f"#00001{index % 8}")
+
+
+def training(runs: Sequence[tuple[int, Training]], which: str, words: str) -> str:
+    """The `losses` or the validation `metrics` of runs (each with its entry's number) by epoch, the best epoch marked."""
+
+    def paint(axes: Any) -> None:
+        for index, run in runs:
+            heights = getattr(run, which)
+            axes.plot(run.epochs, heights, **_line(index))
+            if run.best_epoch in run.epochs:
+                best = [run.best_epoch], [heights[run.epochs.index(run.best_epoch)]]
+                axes.plot(*best, marker="o", markersize=6, color=look(index).colour)
+        axes.xaxis.set_major_locator(_whole_numbers())
+
+    return _draw("epoch", words, paint)
+
+
+def by_cutoff(curves: Sequence[tuple[int, dict[int, float]]], words: str) -> str:
+    """Curves over cut-offs k, each with its entry's number, on a logarithmic axis."""
+
+    def paint(axes: Any) -> None:
+        for index, curve in curves:
+            axes.plot(curve.keys(), curve.values(), **_line(index), marker=".", markersize=3)
+        if min(min(curve.values()) for _, curve in curves) < 0:
+            axes.axhline(0, color=MUTED, linewidth=1)
+        axes.set_xscale("log")
+        ticks = [k for k in (1, 2, 5, 10, 20, 50, 100) if k <= max(max(curve) for _, curve in curves)]
+        axes.set_xticks(ticks, list(map(str, ticks)))
+        axes.minorticks_off()
+
+    return _draw("cut-off k", words, paint)
+
+
+def by_count(bins: Sequence[Bin], what: str, metric: str) -> str:
+    """Means over groups of queries; with their intervals where few enough entries stand side by side."""
+    entries, places = len(bins[0].means), np.arange(len(bins))
+
+    def paint(axes: Any) -> None:
+        for index in range(entries):
+            own = [found.means[index] for found in bins]
+            x = places + (0.0 if entries == 1 else (index / (entries - 1) - 0.5) * min(0.5, 0.12 * entries))
+            style = _line(index) | {"linewidth": 0.8, "marker": look(index).marker}
+            axes.plot(x, [interval.mean for interval in own], **style)
+            if entries <= 4:
+                lows, highs = ([getattr(interval, end) for interval in own] for end in ("low", "high"))
+                axes.vlines(x, lows, highs, color=look(index).colour, linewidth=1.4)
+        axes.set_xticks(places, [found.label for found in bins])
+        axes.set_xlim(-0.5, len(bins) - 0.5)
+        axes.grid(False, axis="x")
+
+    return _draw(what, metric, paint)
+
+
+def differences(contest: Contest, metric: str) -> str:
+    """How much a query gains or loses, ties left out; each side has the colour of the entry that is better there."""
+    values = contest.differences[np.abs(contest.differences) > ROUNDING]
+    reach = float(np.abs(values).max(initial=ROUNDING))
+
+    def paint(axes: Any) -> None:
+        for side, index in ((-1, 0), (1, contest.index)):
+            _bars(axes, values[values * side > 0], np.linspace(0, side * reach, 16)[::side], index)
+        axes.axvline(0, color=MUTED, linewidth=1)
+        axes.xaxis.set_major_locator(MaxNLocator(6, symmetric=True))
+
+    return _draw(f"difference in {metric}", "queries", paint)
+
+
+def distribution(values: np.ndarray, metric: str) -> str:
+    """How many queries reach how much."""
+    return _draw(metric, "queries", lambda axes: _bars(axes, values[np.isfinite(values)], np.linspace(0, 1, 21), 0))
+
+
+def _bars(axes: Any, values: np.ndarray, edges: np.ndarray, index: int) -> None:
+    counts, _ = np.histogram(values, edges)
+    axes.bar((edges[:-1] + edges[1:]) / 2, counts, (edges[1] - edges[0]) * 0.88, color=look(index).colour)
+    axes.grid(False, axis="x")
+    axes.yaxis.set_major_locator(_whole_numbers())
+
+
+def _line(index: int) -> dict[str, Any]:
+    own = look(index)
+    pattern = "solid" if own.dash == "none" else (0, tuple(float(part) for part in own.dash.split()))
+    return {"color": own.colour, "linestyle": pattern}
+
+
+def _whole_numbers() -> MaxNLocator:
+    return MaxNLocator(integer=True, nbins=6, min_n_ticks=1)
+
+
+def _draw(xlabel: str, ylabel: str, paint: Callable[[Any], None]) -> str:
+    """The SVG of one pair of axes."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # not what a matplotlibrc says
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=SIZE, layout="constrained")
+        paint(figure.add_subplot(xlabel=xlabel, ylabel=ylabel))
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    return _adopt(file.getvalue())
+
+
+def _adopt(svg: str) -> str:
+    """An SVG file as a part of a page: no header, no size of its own, the page's colours and typeface, fewer digits."""
+    svg = svg[svg.index("<svg") :]
+    for needless in (
+        r"<defs>\s*<style.*?</style>\s*</defs>",
+        r"<metadata>.*?</metadata>",
+        r"<!--.*?-->",
+        r' width="[\d.]+pt" height="[\d.]+pt"',
+        r'(?<=<g) id="[^"]*"',
+        r" font-family: [^;\"]*;",
+        r' transform="rotate\(-0 [^"]*"',
+    ):
+        svg = re.sub(needless, "", svg, flags=re.S)
+    svg = re.sub(r"#0000([01]\d)", lambda found: f"var(--{VARIABLES[found[1]]})", svg)
+    svg = re.sub(r' (?:d|x|y)="[^"]*"', lambda found: re.sub(r"\d+\.\d{3,}", _rounded, found[0]), svg)
+    return re.sub(r"\s*\n\s*", "\n", svg)
+
+
+def _rounded(found: re.Match[str]) -> str:
+    return f"{float(found[0]):.2f}"

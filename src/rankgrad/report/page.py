@@ -1,0 +1,172 @@
+"""The page of a report: words, tables and figures, given to the template. Imports jinja2; writes no file."""
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
+
+from rankgrad.report import numbers
+from rankgrad.report.entries import Entry, read_entries
+from rankgrad.report.figures import look
+from rankgrad.report.numbers import SIGNIFICANT, Interval, Row
+from rankgrad.report.sections import Panel, Section, four, make_sections, signed
+from rankgrad.results import CONVENTION, RULES
+from rankgrad.significance import LEVEL
+
+LONGEST = 120  # characters of a query id that are shown
+
+
+def render(folders: Sequence[Path], *, title: str = "") -> str:
+    """The whole page as HTML."""
+    entries = read_entries(folders)
+    names = [entry.name for entry in entries]
+    headline = numbers.headline(list(entries[0].judged.metrics))
+    metrics = [headline, *(name for name in entries[0].judged.metrics if name != headline)]
+    tables = {metric: numbers.metric_table(entries, metric) for metric in metrics}
+    contests = numbers.contests(entries, headline, tables[headline])
+    common, different = _provenance(entries)
+    return _template().render(
+        title=title or (names[0] if len(names) == 1 else f"{len(names)} runs compared"),
+        summary=_summary(tables[headline], headline, _countable(entries, headline)),
+        population=_population(entries, headline),
+        key=list(zip(names, map(look, range(len(names))))),
+        headline=headline,
+        level=f"{LEVEL:.0%}".replace("%", " %"),
+        rules=RULES,
+        tables=[(metric, rows, _best(rows), _bars(rows)) for metric, rows in tables.items()],
+        sections=_framed(make_sections(entries, headline, contests)),
+        contests=contests,
+        names=names,
+        hardest=numbers.hardest(entries[0], entries[0].judged.metrics[headline]) if len(entries) == 1 else [],
+        conventions=list(dict.fromkeys(entry.facts["convention"] or CONVENTION for entry in entries)),
+        split=entries[0].judged.split,
+        common=common,
+        different=different,
+    )
+
+
+def _template() -> Any:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {
+        "four": four,
+        "signed": signed,
+        "chance": _chance,
+        "cut": _cut,
+        "three": _three,
+        "words": _words,
+    }
+    return environment.from_string((files("rankgrad.report") / "page.html.jinja").read_text(encoding="utf-8"))
+
+
+def _framed(sections: Sequence[Section]) -> list[tuple[Section, list[tuple[Panel, Markup]]]]:
+    """Every figure as a part of one page: its names its own, and words for those who do not see it."""
+    framed, number = [], 0
+    for section in sections:
+        panels = []
+        for panel in section.panels:
+            number += 1
+            svg = re.sub(r'( id="| xlink:href="#|url\(#)', rf"\1f{number}-", panel.svg)
+            panels.append(
+                (panel, Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{escape(panel.label)}" ', 1)))
+            )
+        framed.append((section, panels))
+    return framed
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _population(entries: Sequence[Entry], headline: str) -> str:
+    total, countable = len(entries[0].judged.query_ids), _countable(entries, headline)
+    data = dict.fromkeys(entry.facts["data"] for entry in entries)
+    of = f" of {next(iter(data))}" if len(data) == 1 and "" not in data else ""
+    return (
+        f"{_count(total, entries[0].judged.split + ' query')}{of}, {total - countable:,} without a relevant document."
+    )
+
+
+def _countable(entries: Sequence[Entry], headline: str) -> int:
+    return int(np.isfinite(entries[0].judged.metrics[headline]).sum())
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what.removesuffix('y')}ies"
+
+
+def _summary(rows: Sequence[Row], headline: str, countable: int) -> list[str]:
+    """What a person in a hurry reads."""
+    if not countable:
+        return [
+            "No query has a relevant document: every ranking is as good as any other, and there is nothing to tell."
+        ]
+    best = max(rows, key=lambda row: row.rules["skipped"].mean)
+    mean, low, high = best.rules["skipped"]
+    value = f"{four(mean)} (95 % interval {four(low)} to {four(high)})"
+    over = f"over the {_count(countable, 'query')} with a relevant document"
+    if len(rows) == 1:
+        return [f"{headline} is {value} {over}."]
+    groups: dict[str, list[str]] = {"better": [], "worse": [], "no difference shown": []}
+    for row in rows[1:]:
+        assert row.against is not None
+        side = "better" if row.against.difference > 0 else "worse"
+        groups[side if row.p < SIGNIFICANT else "no difference shown"].append(row.name)
+    verdict = "; ".join(f"{words}: {', '.join(names)}" for words, names in groups.items() if names)
+    return [
+        f"{best.name} has the highest {headline}, {value}, {over}.",
+        f"Against {rows[0].name} (p < {SIGNIFICANT} after Holm's correction) {verdict}.",
+    ]
+
+
+def _three(found: Any, sign: str = "") -> str:
+    """The ends of an interval, in as many decimals as they are good to."""
+    if np.isnan(found.low):
+        return ""
+    low, high = (f"{end:{sign}.3f}".replace("-", "−") for end in (found.low, found.high))
+    return f"{low} to {high}" if sign else f"{low}–{high}"
+
+
+def _chance(p: float) -> str:
+    return "–" if np.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _words(text: str) -> Markup:
+    """A name that breaks where a person would break it, if it must."""
+    return Markup("<wbr>").join(re.split(r"(?<=[_/=.-])|(?=@)", text))
+
+
+def _cut(query: Any) -> str:
+    words = str(query)
+    return words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _best(rows: Sequence[Row]) -> dict[str, float]:
+    """The largest mean under each rule; none where there is nothing to choose from."""
+    means = {rule: [row.rules[rule].mean for row in rows] for rule in RULES}
+    return {rule: max(of) for rule, of in means.items() if len(rows) > 1 and not np.isnan(of).any()}
+
+
+def _bars(rows: Sequence[Row]) -> list[Interval]:
+    """Where means and intervals of a table stand on a common scale from 0 to 100; empty queries left out."""
+    own = np.array([row.rules["skipped"] for row in rows])
+    if np.isnan(own).any():
+        return []
+    low, high = own.min(), own.max()
+    scaled = 4 + 92 * (own - low) / (high - low) if high > low else np.full_like(own, 50)
+    return [Interval(*row) for row in scaled.tolist()]
+
+
+def _provenance(entries: Sequence[Entry]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Facts that all entries share, and those that tell them apart, by heading; what no folder says is left out."""
+    columns: Mapping[str, list[str]] = {
+        key: [entry.facts[key] for entry in entries] for key in entries[0].facts if key != "convention"
+    }
+    common = {key: values[0] for key, values in columns.items() if values[0] and len(set(values)) == 1}
+    return common, {key: values for key, values in columns.items() if len(set(values)) > 1}

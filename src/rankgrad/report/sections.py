@@ -1,0 +1,186 @@
+"""The sections of a report: each figure with its words and its numbers, or a sentence that says what is missing."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rankgrad.report import figures, numbers
+from rankgrad.report.entries import Entry, Training
+from rankgrad.report.numbers import Contest, Interval
+
+OLD = "written by an older rankgrad or by another program; train again to see more here"
+NOTHING = "No query has a relevant document, so there is nothing to draw."
+QUANTILES = (5, 25, 50, 75, 95)
+
+
+class Panel(NamedTuple):
+    """A figure: its words, the same for those who do not see it, and its numbers as a table."""
+
+    title: str
+    svg: str
+    words: str
+    label: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Section(NamedTuple):
+    """Panels under a heading; `note` says what is missing."""
+
+    title: str
+    intro: str
+    panels: list[Panel]
+    note: str = ""
+
+
+def make_sections(entries: Sequence[Entry], metric: str, contests: Sequence[Contest]) -> list[Section]:
+    """All sections, in the order of the page."""
+    values = [entry.judged.metrics[metric] for entry in entries]
+    last = _distribution(values[0], metric) if len(entries) == 1 else _differences(entries, contests, metric)
+    return [_training(entries), _by_cutoff(entries), _by_count(entries, values, metric), last]
+
+
+def _training(entries: Sequence[Entry]) -> Section:
+    runs = [(index, run) for index, entry in enumerate(entries) for run in entry.trainings if run.epochs]
+    panels = []
+    for metric in dict.fromkeys(run.metric for _, run in runs):
+        own = [(index, run) for index, run in runs if run.metric == metric and np.isfinite(run.metrics).any()]
+        if own:
+            svg = figures.training(own, "metrics", f"validation {metric}")
+            panels.append(_curves(entries, own, "metrics", f"Validation {metric}", svg))
+    for loss in dict.fromkeys(run.loss for _, run in runs):
+        own = [(index, run) for index, run in runs if run.loss == loss and np.isfinite(run.losses).any()]
+        if own:
+            svg = figures.training(own, "losses", "training loss")
+            panels.append(_curves(entries, own, "losses", f"Loss: {loss}", svg))
+    without = [entry.name for entry in entries if not any(run.epochs for run in entry.trainings)]
+    intro = (
+        "A line per run. The dot is the best epoch on validation, whose weights were kept. "
+        "Different losses are measured in different units and have a figure each."
+    )
+    return Section("Training", intro if panels else "", panels, _missing(without, "no training history"))
+
+
+def _curves(entries: Sequence[Entry], runs: Sequence[tuple[int, Training]], which: str, title: str, svg: str) -> Panel:
+    rows = []
+    for index, run in runs:
+        heights: list[float] = getattr(run, which)
+        best = dict(zip(run.epochs, heights)).get(run.best_epoch or 0, np.nan)
+        kept = "–" if run.best_epoch is None else str(run.best_epoch)
+        rows.append((entries[index].name, four(heights[0]), kept, four(best), four(heights[-1])))
+    said = "; ".join(f"{row[0]} {row[3]} at its best epoch {row[2]}" for row in rows)
+    head = ("run", "first epoch", "best epoch", "value there", "last epoch")
+    return Panel(title, svg, "", f"{title} by epoch: {said}.", head, rows)
+
+
+def _by_cutoff(entries: Sequence[Entry]) -> Section:
+    curves = [(index, curve) for index, entry in enumerate(entries) if (curve := numbers.curve(entry))]
+    without = [entry.name for entry in entries if not entry.judged.curve]
+    note = _missing(without, "no NDCG by cut-off") if curves or len(without) == len(entries) else NOTHING
+    panels = []
+    if curves:
+        panels.append(_cutoffs(entries, curves, "NDCG@k", four))
+        first = curves[0][1]
+        apart = [(index, {k: curve[k] - first[k] for k in curve if k in first}) for index, curve in curves[1:]]
+        if apart:
+            name = entries[curves[0][0]].name
+            panels.append(_cutoffs(entries, apart, f"NDCG@k minus that of {name}", signed, "difference in NDCG@k"))
+    intro = "The mean over queries with a relevant document, by how far down the ranking is judged."
+    return Section("NDCG@k against k", intro if panels else "", panels, note)
+
+
+def _cutoffs(
+    entries: Sequence[Entry],
+    curves: Sequence[tuple[int, dict[int, float]]],
+    title: str,
+    form: Callable[[float], str],
+    axis: str = "",
+) -> Panel:
+    names = [entries[index].name for index, _ in curves]
+    ks = list(curves[0][1])
+    rows = [(str(k), *(form(curve.get(k, np.nan)) for _, curve in curves)) for k in ks]
+    said = "; ".join(
+        f"{name} {form(curve[ks[0]])} at {ks[0]} and {form(curve[ks[-1]])} at {ks[-1]}"
+        for name, (_, curve) in zip(names, curves)
+    )
+    svg = figures.by_cutoff(curves, axis or title)
+    return Panel(title, svg, "", f"{title}: {said}.", ("k", *names), rows)
+
+
+def _by_count(entries: Sequence[Entry], values: Sequence[np.ndarray], metric: str) -> Section:
+    title, judged = f"{metric} by kind of query", entries[0].judged
+    if judged.documents is None or judged.relevant is None:
+        return Section(title, "", [], _missing([entry.name for entry in entries], "no list lengths"))
+    panels = []
+    for words, counts in (("documents in the list", judged.documents), ("relevant documents", judged.relevant)):
+        bins = numbers.by_count(counts, values)
+        if bins:
+            rows = [(found.label, f"{found.queries:,}", *map(_interval, found.means)) for found in bins]
+            said = "; ".join(f"{found.label}: {', '.join(four(own.mean) for own in found.means)}" for found in bins)
+            head = (words, "queries", *(entry.name for entry in entries))
+            panels.append(
+                Panel(
+                    f"By {words}",
+                    figures.by_count(bins, words, metric),
+                    "",
+                    f"{metric} by {words}: {said}.",
+                    head,
+                    rows,
+                )
+            )
+    intro = "Queries in groups of about equal size" + (
+        ", with 95 % intervals of the means." if len(entries) <= 4 else "; intervals are in the numbers below."
+    )
+    return Section(title, intro, panels) if panels else Section(title, "", [], NOTHING)
+
+
+def _differences(entries: Sequence[Entry], contests: Sequence[Contest], metric: str) -> Section:
+    first, panels = entries[0].name, []
+    for contest in contests:
+        name, result = entries[contest.index].name, contest.result
+        tied = f"; {result.ties:,} tied and not drawn" if result.ties else ""
+        words = f"{name} is better on {result.wins:,} queries, {first} on {result.losses:,}{tied}."
+        rows = [(f"{q} %", signed(float(np.percentile(contest.differences, q)))) for q in QUANTILES]
+        svg = figures.differences(contest, metric)
+        panels.append(Panel(name, svg, words, words, ("percentile", "difference"), rows))
+    intro = (
+        f"{metric} of each run minus that of {first}, query by query; a bar has the colour of the run that is better."
+    )
+    return Section("Differences per query", intro if panels else "", panels, "" if panels else NOTHING)
+
+
+def _distribution(values: np.ndarray, metric: str) -> Section:
+    known = values[np.isfinite(values)]
+    title = f"{metric} per query"
+    if not len(known):
+        return Section(title, "", [], NOTHING)
+    rows = [(f"{q} %", four(float(np.percentile(known, q)))) for q in QUANTILES]
+    said = "; ".join(f"{q} of the queries are at or below {value}" for q, value in rows)
+    svg = figures.distribution(values, metric)
+    return Section(
+        title, "", [Panel("How many queries reach how much", svg, "", f"{said}.", ("percentile", metric), rows)]
+    )
+
+
+def _missing(names: Iterable[str], what: str) -> str:
+    named = ", ".join(names)
+    return f"There is {what} for: {named} ({OLD})." if named else ""
+
+
+def _interval(found: Interval) -> str:
+    return f"{four(found.mean)} [{four(found.low)}, {four(found.high)}]"
+
+
+def four(value: float) -> str:
+    """Four decimals, as everywhere in rankgrad; a dash where there is no number."""
+    return _digits(value, "")
+
+
+def signed(value: float) -> str:
+    """The same with its sign."""
+    return _digits(value, "+")
+
+
+def _digits(value: float, sign: str) -> str:
+    return "–" if np.isnan(value) else f"{value:{sign}.4f}".replace("-", "−")
