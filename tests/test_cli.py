@@ -18,7 +18,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.run import Run
 
 COMMAND = [sys.executable, "-m", "rankgrad"]
-COMMANDS = ["demo", "train", "evaluate", "rank", "compare", "prepare", "info"]
+COMMANDS = ["demo", "train", "evaluate", "rank", "compare", "report", "prepare", "info"]
 ESCAPE = re.compile(r"\x1b")
 
 
@@ -383,12 +383,28 @@ def test_compare_refuses_runs_judged_on_other_queries(run, data, trained, tmp_pa
     assert "on 5 vali queries, which are not the same" in err
 
 
-@pytest.mark.parametrize("page", ["docs/command-line.md", "README.md"])
+def test_report_says_where_it_wrote_and_how_much(run, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("report", trained / "first", trained / "second")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"report.html, \d+ KB: open it in a browser\n", out)
+    page = (tmp_path / "report.html").read_text()
+    assert "<title>2 runs compared" in page
+    assert run("report", trained / "first")[0] == 2
+    assert (tmp_path / "report.html").read_text() == page
+    assert run("report", trained / "first", "--overwrite")[0] == 0
+    assert "<title>first " in (tmp_path / "report.html").read_text()
+
+
+PAGES = ["docs/command-line.md", "docs/report.md", "README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_the_documentation_work(run, data, tmp_path, monkeypatch, page):
     text = (Path(__file__).parent.parent / page).read_text()
     commands = [command.partition("#")[0].strip() for command in re.findall(r"^rankgrad (.*)$", text, re.M)]
     named = {command.split()[0] for command in commands}
-    assert named == set(COMMANDS) if page.startswith("docs") else {"train", "evaluate", "rank", "compare"} <= named
+    assert named == set(COMMANDS) if "command-line" in page else {"train"} < named
     shutil.copytree(data / "letor", tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     for command in commands:
@@ -511,6 +527,11 @@ MISTAKES = [
     ("rank {runs}/first {data}/letor --format csv", "there is no format 'csv'; expected one of scores, trec"),
     ("rank {runs}/first {data}/letor --out {data}/one.csv", "one.csv exists already; expected a new file"),
     ("rank {runs}/first {data}/letor --out absent/file", "absent is not a folder; expected one to write file into"),
+    ("report", "missing argument 'RUN'"),
+    ("report {data}", "is not a run: it has no report.json"),
+    ("report {runs}/first {runs}/first", "first is given twice; expected different runs; leave one out"),
+    ("report {runs}/first --out {data}/one.csv", "one.csv exists already; expected a new file"),
+    ("report {runs}/first --out absent/file", "absent is not a folder; expected one to write file into"),
     ("compare {runs}/first", "missing argument 'RUN_B'"),
     ("compare {runs}/first {data}", "is not a run: it has no report.json"),
     ("compare {runs}/first {runs}/second --metric err@2", "do not both hold 'err@2'; expected one of ndcg@5, ndcg@10"),

@@ -217,7 +217,7 @@ def _facts(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, st
         "loss": _loss(report, config),
         "model": ", ".join([str(model.get("kind", "")), *(f"{key} {model[key]}" for key in sizes if key in model)]),
         "seed": _word(report.get("seed")),
-        "best epoch": "" if best is None else f"{best} of {epochs}",
+        "epoch kept": "" if best is None else f"{best} of {epochs}",
         "seconds": "" if report.get("seconds") is None else f"{report['seconds']:.1f}",
         "data": _word(report.get("data")),
         "fold": _word(data.get("fold")),

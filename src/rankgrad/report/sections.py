@@ -56,7 +56,7 @@ def _training(entries: Sequence[Entry]) -> Section:
             panels.append(_curves(entries, own, "losses", f"Loss: {loss}", svg))
     without = [entry.name for entry in entries if not any(run.epochs for run in entry.trainings)]
     intro = (
-        "A line per run. The dot is the best epoch on validation, whose weights were kept. "
+        "A line per run. The dot is the epoch whose weights were kept. "
         "Different losses are measured in different units and have a figure each."
     )
     return Section("Training", intro if panels else "", panels, _missing(without, "no training history"))
@@ -69,8 +69,8 @@ def _curves(entries: Sequence[Entry], runs: Sequence[tuple[int, Training]], whic
         best = dict(zip(run.epochs, heights)).get(run.best_epoch or 0, np.nan)
         kept = "–" if run.best_epoch is None else str(run.best_epoch)
         rows.append((entries[index].name, four(heights[0]), kept, four(best), four(heights[-1])))
-    said = "; ".join(f"{row[0]} {row[3]} at its best epoch {row[2]}" for row in rows)
-    head = ("run", "first epoch", "best epoch", "value there", "last epoch")
+    said = "; ".join(f"{row[0]} {row[3]} at epoch {row[2]}, which was kept" for row in rows)
+    head = ("run", "first epoch", "epoch kept", "value there", "last epoch")
     return Panel(title, svg, "", f"{title} by epoch: {said}.", head, rows)
 
 
