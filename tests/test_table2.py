@@ -114,7 +114,9 @@ def test_a_table_holds_what_its_runs_report(tiny):
     assert len(lines) == 6 and {(line["row"], line["seed"]) for line in lines} == {
         (row, seed) for row in ("listnet", "approx_ndcg", "neural_ndcg@10") for seed in (0, 1)
     }
-    reports = [json.loads((order.out / "runs" / f"listnet-fold1-seed{s}" / "report.json").read_text()) for s in (0, 1)]
+    reports = [
+        json.loads((order.out / "runs" / "listnet" / f"fold1-seed{s}" / "report.json").read_text()) for s in (0, 1)
+    ]
     seeds = [report["metrics"]["test"]["ndcg@10"]["empty=0"] for report in reports]
     shown = result["rows"]["listnet"]["metrics"]["ndcg@10"]["empty=0"]
     assert shown["mean"] == pytest.approx(sum(seeds) / 2)
@@ -128,7 +130,7 @@ def test_a_cell_is_an_ordinary_run(tiny, tmp_path):
     from rankgrad.run import Run
 
     order, _ = tiny
-    folders = [order.out / "runs" / f"{row}-fold1-seed0" for row in ("listnet", "approx_ndcg")]
+    folders = [order.out / "runs" / row / "fold1-seed0" for row in ("listnet", "approx_ndcg")]
     assert compare_runs(*folders, "ndcg@10")["queries"] > 0
     run = Run.open(folders[0], "cpu")
     judged = run.evaluate(run.read("synthetic:tiny"))
@@ -213,7 +215,7 @@ def test_other_settings_in_the_same_folder_are_refused(tiny, change, words):
 
 def test_a_cell_made_by_another_recipe_is_refused(tiny, tmp_path):
     shutil.copytree(tiny[0].out, tmp_path / "t")
-    config = tmp_path / "t" / "runs" / "listnet-fold1-seed0" / "config.toml"
+    config = tmp_path / "t" / "runs" / "listnet" / "fold1-seed0" / "config.toml"
     config.write_text(config.read_text().replace("width = 32", "width = 16"))
     with pytest.raises(ValueError, match="made with other settings than this version's recipe for listnet"):
         make_table(replace(tiny[0], out=tmp_path / "t"), quiet=True)
@@ -299,7 +301,7 @@ def test_a_folder_like_web30k_is_recognised_and_said_to_differ(tmp_path):
     assert "train: 30 queries; published are 18,919" in text
     assert "the differences to the paper's numbers mean nothing" in text
     assert result["rows"]["listnet"]["paper"] == (50.75, 52.80)
-    config = loads((tmp_path / "t" / "runs" / "listnet-fold1-seed0" / "config.toml").read_text())
+    config = loads((tmp_path / "t" / "runs" / "listnet" / "fold1-seed0" / "config.toml").read_text())
     assert (config.data.scaling, config.model.width) == ("web30k", 96)
     without_name = make_table(replace(order, dataset=None), quiet=True)  # recognised by its 136 features
     assert without_name["title"] == "MSLR-WEB30K"
@@ -312,7 +314,7 @@ def test_lists_of_ones_own_need_no_name_and_no_validation_file(tmp_path):
     result = make_table(order, quiet=True)
     assert result["title"] is None
     assert result["folds"][0]["counts"]["vali"]["queries"] == 8
-    ids = {kept(tmp_path / "t" / "runs" / f"listnet-fold1-seed{seed}").query_ids[0] for seed in (0, 1)}
+    ids = {kept(tmp_path / "t" / "runs" / "listnet" / f"fold1-seed{seed}").query_ids[0] for seed in (0, 1)}
     assert len(ids) == 1
     text = as_text(result)
     assert "not in the catalogue" in text and "a quarter of the train queries" in text
@@ -332,7 +334,7 @@ def test_the_papers_protocol_trains_on_what_was_set_aside_and_keeps_the_last_epo
     )
     result = make_table(order, quiet=True)
     assert result["folds"][0]["counts"]["train"]["queries"] == 30
-    report = json.loads((tmp_path / "t" / "runs" / "listnet-fold1-seed0" / "report.json").read_text())
+    report = json.loads((tmp_path / "t" / "runs" / "listnet" / "fold1-seed0" / "report.json").read_text())
     assert report["best_epoch"] == report["epochs"] == 3 and report["splits"]["train"]["queries"] == 30
     assert "--paper-protocol" in as_text(result)
     write_letor(tmp_path / "with-vali", ("train", "vali", "test"), features=7)
@@ -371,7 +373,7 @@ def table_in_a_process(out, jobs, killed):
         def deadly(folder, **options):
             for event in advance(folder, **options):
                 yield event
-                if killed.row in folder.name and isinstance(event, Epoch) and event.epoch == killed.epoch:
+                if killed.row == folder.parent.name and isinstance(event, Epoch) and event.epoch == killed.epoch:
                     os.kill(os.getpid(), getattr(signal, killed.how))
 
         cells.advance = deadly
@@ -394,13 +396,13 @@ def test_a_killed_table_goes_on_as_if_nothing_had_happened(untouched, tmp_path, 
     out = tmp_path / "t"
     killed = children.start(table_in_a_process, out, 1, KilledAt("rmse", 3, how))
     assert children.code(killed) == code
-    assert (out / "runs" / "listnet-fold1-seed0" / "report.json").exists()
-    assert not (out / "runs" / "rmse-fold1-seed0" / "report.json").exists()
+    assert (out / "runs" / "listnet" / "fold1-seed0" / "report.json").exists()
+    assert not (out / "runs" / "rmse" / "fold1-seed0" / "report.json").exists()
     if how == "SIGINT":
         said = out.with_suffix(".message").read_text()
         assert "1 of 2 cells are finished and kept; go on by giving the same command again" in said
     result = make_table(order_of(out), quiet=True)
-    assert len((out / "runs" / "rmse-fold1-seed0" / "history.jsonl").read_text().splitlines()) == 6
+    assert len((out / "runs" / "rmse" / "fold1-seed0" / "history.jsonl").read_text().splitlines()) == 6
     assert result["rows"]["rmse"]["metrics"] == untouched["rows"]["rmse"]["metrics"]
     assert result["rows"]["listnet"]["metrics"] == untouched["rows"]["listnet"]["metrics"]
 

@@ -70,7 +70,7 @@ def line(cell: Cell) -> dict[str, Any]:
         "row": cell.row,
         "fold": cell.fold,
         "seed": cell.seed,
-        "run": f"{cell.folder.parent.name}/{cell.folder.name}",
+        "run": "/".join(cell.folder.parts[-3:]),
         **{split: report["metrics"][split] for split in ("vali", "test")},
         **{key: report[key] for key in ("best_epoch", "epochs", "seconds", "commit")},
     }

@@ -4,7 +4,7 @@ A table's folder holds
 
     settings.json   what must stay the same while it grows: data, recipe, protocol, epochs, device
     data/           the lists of each fold, read once (see lists.py)
-    runs/           a run folder for each cell (see cells.py)
+    runs/ROW/       a run folder for each cell, fold1-seed0 and so on (see cells.py)
     results.jsonl   a line for each finished cell
     table2.json, table2.md   the table
 """
@@ -195,7 +195,7 @@ def _cell(out: Path, order: Order, dataset: str | None, device: str, seed: int, 
         epochs=order.epochs,
         paper_protocol=order.paper_protocol,
     )
-    folder = out / "runs" / f"{name}-fold{lists.fold}-seed{seed}"
+    folder = out / "runs" / name / f"fold{lists.fold}-seed{seed}"
     return Cell(name, lists.fold, seed, folder, lists.scaled, ROWS[name].recipe(setting))
 
 
