@@ -201,18 +201,17 @@ def test_arguments_are_validated_on_this_path_too():
 
 
 def test_which_path_a_tensor_gets(monkeypatch):
-    scores = torch.zeros(2, 300)
+    scores = torch.zeros(2, 3)
     assert kernels.choose("auto", scores) == kernels.choose("torch", scores) == "torch"
-    for backend, tensor, longest, message in (
-        ("triton", scores.double(), None, "float64"),
-        ("triton", scores, 256, "up to 256 documents, got 300"),
-        ("fast", scores, None, "'auto', 'torch', 'triton', got 'fast'"),
+    for backend, tensor, message in (
+        ("triton", scores.double(), "float64"),
+        ("fast", scores, "'auto', 'torch', 'triton', got 'fast'"),
     ):
         if CUDA and backend == "triton":
             tensor = tensor.cuda()
-            assert kernels.choose("auto", tensor, longest) == "torch"
+            assert kernels.choose("auto", tensor) == "torch"
         with pytest.raises(ValueError, match=message):
-            kernels.choose(backend, tensor, longest)
+            kernels.choose(backend, tensor)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="scores are on cpu"):
         kernels.choose("triton", scores)

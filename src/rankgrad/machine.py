@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from rankgrad.kernels import LONGEST_SCALED_SORT
 from rankgrad.losses import LOSSES
 from rankgrad.records import versions
 
@@ -51,9 +50,6 @@ def _backend(name: str) -> dict[str, str]:
         return {"backend": "torch", "why": "there is a Triton kernel, and no CUDA GPU here to run it"}
     if importlib.util.find_spec("triton") is None:
         return {"backend": "torch", "why": "there is a Triton kernel, and triton is not installed"}
-    if name.startswith("neural_"):
-        why = f"a kernel for lists of up to {LONGEST_SCALED_SORT} documents, PyTorch for longer ones and for float64"
-        return {"backend": "triton", "why": why}
     return {"backend": "triton", "why": "a kernel for lists of any length, PyTorch for float64"}
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.arguments import non_negative, positive, whole
+from rankgrad.kernels import in_registers
 from rankgrad.masked import inverse, order_by_score, prepare
 from rankgrad.noise import gumbel as gumbel
 from rankgrad.relaxation import ConvergedMatrix, NeuralSortMatrix, ScaledMatrix, ScaledSort
@@ -134,7 +135,7 @@ def sort_values(
     ordered = scores.gather(-1, order)
     by_column = values.expand_as(scores) if transposed else values.gather(-1, order)
     length = scores.shape[-1]
-    apply = _scaled_sort_kernel() if backend == "triton" else ScaledSort.apply
+    apply = _scaled_sort_kernel(scores) if backend == "triton" else ScaledSort.apply
     out = apply(
         ordered.reshape(-1, length),
         mask.sum(-1).reshape(-1),
@@ -147,10 +148,14 @@ def sort_values(
     return out.gather(-1, inverse(order)) if transposed else out
 
 
-def _scaled_sort_kernel() -> Callable[..., Tensor]:
-    from rankgrad.kernels.scaled_sort import ScaledSort as Twin  # imports triton
+def _scaled_sort_kernel(scores: Tensor) -> Callable[..., Tensor]:
+    if in_registers(scores):
+        from rankgrad.kernels.scaled_sort import ScaledSort as Short  # imports triton
 
-    return Twin.apply
+        return Short.apply
+    from rankgrad.kernels.long_sort import ScaledSort as Long
+
+    return Long.apply
 
 
 def _clean(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

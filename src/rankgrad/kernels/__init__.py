@@ -4,8 +4,8 @@ A twin computes the same values and gradients as its torch path, in float32, wit
 
     backend="torch"    the torch path, always
     backend="triton"   the kernels, or a ValueError that says why they cannot run
-    backend="auto"     the kernels for CUDA tensors of float32, bfloat16 or float16 when triton is installed and the shape
-                       fits; the torch path otherwise (CPU tensors, float64, empty tensors, lists longer than `longest`)
+    backend="auto"     the kernels for CUDA tensors of float32, bfloat16 or float16 when triton is installed; the torch
+                       path otherwise (CPU tensors, float64, empty tensors)
 
 Under TRITON_INTERPRET=1 (set before triton is first imported) backend="triton" also takes CPU tensors: that is how the
 tests run, and far slower than the torch path.
@@ -18,13 +18,13 @@ import os
 import torch
 from torch import Tensor
 
-LONGEST_SCALED_SORT = 256  # documents: the matrix of one list stays in the registers of one or two programs
+LONGEST_IN_REGISTERS = 256  # documents: a relaxed sort keeps the matrix of such a list; longer ones go tile by tile
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def choose(backend: str, scores: Tensor, longest: int | None = None) -> str:
-    """The path, "torch" or "triton", of scores [..., L]; `longest` is the longest list the kernel takes.
+def choose(backend: str, scores: Tensor) -> str:
+    """The path, "torch" or "triton", of scores [..., L].
 
     >>> choose("auto", torch.zeros(3))
     'torch'
@@ -37,7 +37,7 @@ def choose(backend: str, scores: Tensor, longest: int | None = None) -> str:
         raise ValueError(f"backend must be one of 'auto', 'torch', 'triton', got {backend!r}")
     if backend == "torch" or not isinstance(scores, Tensor):
         return "torch"  # what is not a tensor is refused there
-    reason = _why_not(scores, longest)
+    reason = _why_not(scores)
     if not reason:
         # The interpreter is for tests: nobody gets it without asking.
         return "triton" if backend == "triton" or scores.device.type == "cuda" else "torch"
@@ -46,7 +46,12 @@ def choose(backend: str, scores: Tensor, longest: int | None = None) -> str:
     return "torch"
 
 
-def _why_not(scores: Tensor, longest: int | None) -> str:
+def in_registers(scores: Tensor) -> bool:
+    """Whether relaxed sorts of scores [..., L] are for `rankgrad.kernels.scaled_sort`, or for `rankgrad.kernels.long_sort`."""
+    return scores.shape[-1] <= LONGEST_IN_REGISTERS
+
+
+def _why_not(scores: Tensor) -> str:
     """What keeps the kernels from these scores, as half a sentence; empty if nothing does."""
     if scores.device.type != "cuda" and not (scores.device.type == "cpu" and _interpreted()):
         return f"the scores are on {scores.device}; move them to a CUDA device, or use backend='auto'"
@@ -56,8 +61,6 @@ def _why_not(scores: Tensor, longest: int | None) -> str:
         )
     if scores.dim() < 1 or scores.numel() == 0:
         return "there are no scores"
-    if longest is not None and scores.shape[-1] > longest:
-        return f"lists may have up to {longest} documents, got {scores.shape[-1]}; use backend='auto'"
     if not _installed():
         return "triton is not installed; pip install triton, or use backend='auto'"
     return ""

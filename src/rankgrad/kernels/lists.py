@@ -88,7 +88,7 @@ def summarise(
 
 
 @triton.jit
-def _clean(scores, labels, real, at, inside):
+def cleaned(scores, labels, real, at, inside):
     """Score, label and whether the document is real; zeros where a value is bad or the document is padding."""
     s = tl.load(scores + at, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(labels + at, mask=inside, other=0).to(tl.float64)
@@ -106,7 +106,7 @@ def _rank(
     base = tl.program_id(0).to(tl.int64) * L
     i = tl.program_id(1) * BI + tl.arange(0, BI)
     in_i = i < L
-    s_i, y_i, real_i, _bad_i = _clean(scores, labels, real, base + i, in_i)
+    s_i, y_i, real_i, _bad_i = cleaned(scores, labels, real, base + i, in_i)
     if GAIN == 2:
         key_i = tl.load(given + base + i, mask=in_i, other=0.0)
     else:
@@ -118,7 +118,7 @@ def _rank(
     for start in range(0, L, BJ):
         j = start + tl.arange(0, BJ)
         in_j = j < L
-        s_j, y_j, real_j, _bad_j = _clean(scores, labels, real, base + j, in_j)
+        s_j, y_j, real_j, _bad_j = cleaned(scores, labels, real, base + j, in_j)
         if GAIN == 2:
             key_j = tl.load(given + base + j, mask=in_j, other=0.0)
         else:
@@ -169,7 +169,7 @@ def _summary(
     for start in range(0, L, BLOCK):
         i = start + tl.arange(0, BLOCK)
         in_i = i < L
-        _s, y, here, broken = _clean(scores, labels, real, base + i, in_i)
+        _s, y, here, broken = cleaned(scores, labels, real, base + i, in_i)
         count += here.to(tl.int32)
         bad += broken.to(tl.int32)
         highest = tl.maximum(highest, tl.where(here, y, -float("inf")))

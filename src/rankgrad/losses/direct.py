@@ -11,8 +11,7 @@ scores, each loss is minus the metric written in q. As tau -> 0 it becomes minus
     beta, log_scores, perturb  s' = s - min s + 1e-10 within the list, then beta log s' + beta G (perturb="paper": an exact
                                Plackett-Luce sampler of s') or log s' + beta G ("allrank", the reference code);
                                log_scores=False: s + beta G
-    backend                    the torch path or its Triton twin, for neural_sort and lists of up to 256 documents on a GPU:
-                               see `rankgrad.kernels`
+    backend                    the torch path or its Triton twin, for neural_sort on a GPU: see `rankgrad.kernels`
 
 A list teaches with two documents, one of them relevant (y > 0; y >= threshold for the binary metrics).
 """
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from rankgrad.arguments import cutoff, flag, non_negative, one_of, positive, whole
 from rankgrad.dcg import Gain, cascade, discounts, gains, normalised_gains, ranks, stop_chances, top
-from rankgrad.kernels import LONGEST_SCALED_SORT, choose
+from rankgrad.kernels import choose
 from rankgrad.losses import fused
 from rankgrad.losses.teaching import has_relevant
 from rankgrad.masked import Lists, prepare, reduce
@@ -343,7 +342,7 @@ class Relaxation(NamedTuple):
                 raise ValueError("backend='triton' has kernels for sort=neural_sort alone; use backend='auto'")
             backend = "torch"
         elif isinstance(scores, Tensor):
-            backend = choose(self.backend, scores, LONGEST_SCALED_SORT)
+            backend = choose(self.backend, scores)
         else:
             backend = "torch"  # `prepare` refuses such scores
         return self._replace(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rankgrad.arguments import one_of
 from rankgrad.dcg import Gain, gains
+from rankgrad.kernels import in_registers
 from rankgrad.masked import inspect, prepare
 
 
@@ -66,7 +67,10 @@ def neural_ndcg(
     check: bool | None,
 ) -> Tensor:
     """NeuralNDCG without samples, or its transposed form, [..., L] -> scalar."""
-    from rankgrad.kernels.scaled_sort import neural_ndcg
+    if in_registers(scores):
+        from rankgrad.kernels.scaled_sort import neural_ndcg
+    else:
+        from rankgrad.kernels.long_sort import neural_ndcg
 
     inspect(scores, labels, mask, check)
     one_of("reduction", reduction, ("mean", "sum", "none"))
