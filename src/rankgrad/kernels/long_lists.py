@@ -16,7 +16,10 @@ from rankgrad.kernels.lists import GAINS, cleaned
 
 LOWEST_LOGIT = 64.0  # entries below exp(-64) are left out: windows end there
 WIDEST_GAP = 128.0  # across it every entry is exp(-128) = 0 in float32, so that no score is too large for the sums
-FAST = 128.0  # the largest numbers that float32 logits may be made of: they are then right to 1e-5, mostly far better
+# Where float32 logits and products will do: windows this wide, which is where time goes (in narrow ones rounding weighs more, and
+# float64 costs little), of scores so close that no number in a logit passes 128 (then it is right to 1e-5, mostly far better).
+WIDE = 256
+FAST = 128.0
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _TAU = (1e-37, 1e37)  # kernels take numbers as float32; beyond these limits a temperature changes nothing any more
 _SCAN = 2048  # documents at once where one program walks a list
@@ -44,8 +47,8 @@ class Judged(NamedTuple):
     ordered: Tensor  # [B, L] float32 scores from best to worst
     order: Tensor  # [B, L] int64, the document at each rank
     counts: Tensor
-    gain: Tensor  # [B, N] float32 in that order, divided by the ideal DCG@k
-    discount: Tensor  # [B, N] float32 by rank, minus the discount
+    gain: Tensor  # [B, N] float64 in that order, divided by the ideal DCG@k
+    discount: Tensor  # [B, N] float64 by rank, minus the discount
     value_scale: Tensor  # [B] float32
     grad_scale: Tensor  # [B] float32
     weighs: Tensor  # [B] float32
@@ -69,7 +72,7 @@ def judge(
     ordered, order = key.sort(dim=-1, descending=True, stable=True)
     best = gains.sort(dim=-1, descending=True).values
     counts = torch.empty(lists, device=scores.device, dtype=torch.int32)
-    ordered_gain, discount = torch.empty(2, lists, width, device=scores.device).unbind()
+    ordered_gain, discount = gains.new_empty(2, lists, width).unbind()
     value_scale, grad_scale, weighs = torch.empty(3, lists, device=scores.device).unbind()
     _judge[(lists,)](
         scores, labels, real, gains, best, order, counts, ordered_gain, discount, value_scale, grad_scale, weighs,
@@ -93,7 +96,7 @@ def survey(ordered: Tensor, counts: Tensor, tau: float, *, block: int, chunk: in
     _windows[(lists, blocks)](
         ordered, counts, a, w, near_a, near_w, near_row, real, first, last, rows, columns,
         length, blocks * block, length.bit_length(),
-        LOWEST=LOWEST_LOGIT, FAST=FAST, BLOCK=block, CHUNK=chunk, enable_fp_fusion=True,
+        LOWEST=LOWEST_LOGIT, FAST=FAST, WIDE=WIDE, BLOCK=block, CHUNK=chunk, enable_fp_fusion=True,
     )  # fmt: skip
     return Sorted(counts, a, w, near_a, near_w, near_row, real, first, last, rows, columns)
 
@@ -168,9 +171,9 @@ def _judge(
         g = tl.load(gains + base + document, mask=i < n, other=0.0)
         g = tl.where(has_ideal, g / safe, 0.0)
         to = b.to(tl.int64) * N + i
-        tl.store(ordered_gain + to, g.to(tl.float32), mask=i < N)
+        tl.store(ordered_gain + to, g, mask=i < N)
         d = tl.where((i < n) & (i < k), -1.0 / tl.log2(i.to(tl.float64) + 2.0), 0.0)
-        tl.store(discount + to, d.to(tl.float32), mask=i < N)
+        tl.store(discount + to, d, mask=i < N)
 
 
 @triton.jit
@@ -205,7 +208,7 @@ def _cost(a, w, i, j):
 @triton.jit
 def _windows(
     ordered, counts, a, w, near_a, near_w, near_row, real, first, last, rows, columns, L, N, steps,
-    LOWEST: tl.constexpr, FAST: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    LOWEST: tl.constexpr, FAST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Bisect for the ends of the windows, which are intervals since z falls on both sides of the diagonal, and for ties."""
     b = tl.program_id(0)
@@ -268,16 +271,16 @@ def _windows(
         tl.store(near_w + to, twice_e.to(tl.float32))
         tl.store(near_row + to, (twice_e - (2 * (place - middle) - 1).to(tl.float64) * d).to(tl.float32))
         at = (b.to(tl.int64) * tl.num_programs(1) + block) * 3
-        _store_window(rows + at, tl.min(low_1, axis=0), tl.max(row_to, axis=0), at_a, FAST, CHUNK)
-        _store_window(columns + at, tl.min(low_2, axis=0), tl.max(column_to, axis=0), at_a, FAST, CHUNK)
+        _store_window(rows + at, tl.min(low_1, axis=0), tl.max(row_to, axis=0), at_a, FAST, WIDE, CHUNK)
+        _store_window(columns + at, tl.min(low_2, axis=0), tl.max(column_to, axis=0), at_a, FAST, WIDE, CHUNK)
 
 
 @triton.jit
-def _store_window(to, begin, last, a, FAST: tl.constexpr, CHUNK: tl.constexpr):
+def _store_window(to, begin, last, a, FAST: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr):
     tl.store(to, begin // CHUNK * CHUNK)
     tl.store(to + 1, last + 1)
     spread = tl.load(a + last) - tl.load(a + begin)
-    tl.store(to + 2, (spread * CHUNK <= FAST).to(tl.int32))
+    tl.store(to + 2, ((spread * CHUNK <= FAST) & (last + 1 - begin >= WIDE)).to(tl.int32))
 
 
 @triton.jit
