@@ -40,9 +40,9 @@ from rankgrad.kernels.long_rounds import (
 class Tiles(NamedTuple):
     """How a program's tile lies: see `long_rounds`."""
 
-    R: int = 8
+    R: int = 16
     M: int = 4
-    G: int = 8
+    G: int = 4
     LANES: int = 32
 
     @property
