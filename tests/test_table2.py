@@ -16,10 +16,11 @@ from rankgrad.config import Config, loads
 from rankgrad.data.synthesis import synthetic
 from rankgrad.losses import LOSSES
 from rankgrad.queries import kept
-from rankgrad.reproduce import lists, table2
+from rankgrad.reproduce import campaign, lists
+from rankgrad.reproduce.campaign import Order
 from rankgrad.reproduce.printing import as_markdown, as_text
 from rankgrad.reproduce.rows import ROWS, Setting, chosen
-from rankgrad.reproduce.table2 import Order, make_table
+from rankgrad.reproduce.table2 import make_table
 from rankgrad.resolve import resolve
 
 SETTING = Setting(
@@ -179,8 +180,8 @@ def test_more_seeds_and_rows_join_what_is_there(tiny, monkeypatch, tmp_path):
     order = replace(TINY, out=tmp_path / "t", rows="listnet,approx_ndcg,rmse", seeds=1)
     before = (tmp_path / "t" / "results.jsonl").read_text()
     trained = []
-    fill = table2.filled
-    monkeypatch.setattr(table2, "filled", lambda cells, jobs: (trained.extend(cells), fill(cells, jobs))[1])
+    fill = campaign.filled
+    monkeypatch.setattr(campaign, "filled", lambda cells, jobs: (trained.extend(cells), fill(cells, jobs))[1])
     result = make_table(order, quiet=True)
     assert [str(cell) for cell in trained] == ["rmse fold 1 seed 0"]
     after = (tmp_path / "t" / "results.jsonl").read_text()

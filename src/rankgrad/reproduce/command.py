@@ -3,8 +3,9 @@
 Whatever is slow to import is imported inside the command that needs it, as in cli.py.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,11 +13,23 @@ from rankgrad.console import Json, Quiet, examples, show
 
 app = typer.Typer(name="reproduce", rich_markup_mode=None, add_completion=False)
 
+Dataset = Annotated[
+    str | None, typer.Option(help="web30k, istella, mq2008, ... or synthetic[:SIZE]; recognised if not given.")
+]
+DataFolder = Annotated[
+    str | None, typer.Option("--data", metavar="FOLDER", help="Where the lists are; nothing is downloaded.")
+]
+Seeds = Annotated[int, typer.Option(help="Trainings of each row on each fold.")]
+Folds = Annotated[str, typer.Option(help="all, or numbers such as 1,2.")]
+Recipe = Annotated[str, typer.Option(help="paper: its model and schedule; small: for a few hundred lists.")]
+Epochs = Annotated[int | None, typer.Option(help="At most so many, instead of the recipe's number.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+Jobs = Annotated[int, typer.Option(help="Trainings at a time, one CPU thread each.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")]
 
 
 @app.callback(
-    epilog=examples("rankgrad reproduce table2 --dataset synthetic --recipe small --rows approx_ndcg,listnet")
+    epilog=examples("rankgrad reproduce table1", "rankgrad reproduce table2 --data mq2008/ --folds all --jobs 2")
 )
 def _subcommands() -> None:
     """Make the paper's tables and figures again.
@@ -73,33 +86,27 @@ def _figure(name: str, out: Path, overwrite: bool, as_json: bool) -> None:
 
 @app.command(
     epilog=examples(
-        "rankgrad reproduce table2 --dataset synthetic:tiny --rows neural_ndcg@10,approx_ndcg --seeds 1 --epochs 2",
-        "rankgrad reproduce table2 --dataset web30k --data MSLR-WEB30K/ --recipe paper --device cuda",
+        "rankgrad reproduce table2 --dataset synthetic:tiny --epochs 2 --seeds 1",
+        "rankgrad reproduce table2 --data MSLR-WEB30K/ --recipe paper --device cuda",
         "rankgrad reproduce table2 --data mq2008/ --folds all --jobs 2",
     )
 )
 def table2(
-    dataset: Annotated[
-        str | None, typer.Option(help="web30k, istella, mq2008, ... or synthetic[:SIZE]; recognised if not given.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Where the lists are; nothing is downloaded.")
-    ] = None,
+    dataset: Dataset = None,
+    data: DataFolder = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the table; runs/table2-DATASET-RECIPE if not given.")
     ] = None,
     rows: Annotated[str | None, typer.Option(metavar="A,B,...", help="Rows to train. [all]")] = None,
-    seeds: Annotated[int, typer.Option(help="Trainings of each row on each fold.")] = 3,
-    folds: Annotated[str, typer.Option(help="all, or numbers such as 1,2.")] = "1",
-    recipe: Annotated[
-        str, typer.Option(help="paper: its model and schedule; small: for a few hundred lists.")
-    ] = "small",
-    epochs: Annotated[int | None, typer.Option(help="At most so many, instead of the recipe's number.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    seeds: Seeds = 3,
+    folds: Folds = "1",
+    recipe: Recipe = "small",
+    epochs: Epochs = None,
+    device: Device = "auto",
     paper_protocol: Annotated[
         bool, typer.Option("--paper-protocol", help="Keep the last epoch, train on the full training fold.")
     ] = False,
-    jobs: Annotated[int, typer.Option(help="Trainings at a time, one CPU thread each.")] = 1,
+    jobs: Jobs = 1,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -108,11 +115,86 @@ def table2(
     The paper's 16 neural rows and XGBoost, and rows it lacks. What is finished is kept in DIR: the same command again goes
     on where it was stopped, and more rows, seeds or folds join those that are there.
     """
+    from rankgrad.reproduce.campaign import Order
     from rankgrad.reproduce.printing import as_text
-    from rankgrad.reproduce.table2 import Order, make_table
+    from rankgrad.reproduce.table2 import make_table
 
     order = Order(dataset, data, out, rows, seeds, folds, recipe, epochs, device, paper_protocol, jobs)
-    result = make_table(order, quiet=quiet)
-    show(result, as_text, as_json=as_json, quiet=quiet)
+    _shown(make_table(order, quiet=quiet), as_text, as_json=as_json, quiet=quiet)
+
+
+@app.command(
+    epilog=examples(
+        "rankgrad reproduce ablations --dataset synthetic:tiny --what tanh --epochs 2",
+        "rankgrad reproduce ablations --data mq2008/ --folds all --jobs 2",
+    )
+)
+def ablations(
+    dataset: Dataset = None,
+    data: DataFolder = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the runs; runs/ablations-DATASET-RECIPE if not given.")
+    ] = None,
+    what: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="Some of stochastic, tau, alpha, tanh, sinkhorn. [all]"),
+    ] = None,
+    seeds: Seeds = 3,
+    folds: Folds = "1",
+    recipe: Recipe = "small",
+    epochs: Epochs = None,
+    device: Device = "auto",
+    jobs: Jobs = 1,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Test the paper's claims that have no table.
+
+    Stochastic against deterministic, tau and alpha over [0.01, 100], tanh on and off, Sinkhorn by number of rounds. Each
+    claim is held here or not. The same command again goes on where it was stopped.
+    """
+    from rankgrad.reproduce.ablations import ablate, describe_ablations
+    from rankgrad.reproduce.campaign import Order
+
+    order = Order(dataset, data, out, what, seeds, folds, recipe, epochs, device, jobs=jobs)
+    _shown(ablate(order, quiet=quiet), describe_ablations, as_json=as_json, quiet=quiet)
+
+
+@app.command(
+    epilog=examples(
+        "rankgrad reproduce dasalc --dataset synthetic:tiny --seeds 2 --epochs 2",
+        "rankgrad reproduce dasalc --data mq2008/ --folds all --jobs 2",
+    )
+)
+def dasalc(
+    dataset: Dataset = None,
+    data: DataFolder = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the runs; runs/dasalc-DATASET-RECIPE if not given.")
+    ] = None,
+    seeds: Seeds = 3,
+    folds: Folds = "1",
+    recipe: Recipe = "small",
+    epochs: Epochs = None,
+    device: Device = "auto",
+    jobs: Jobs = 1,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Say what each ingredient of DASALC gives here.
+
+    Qin et al. 2021 add a symmetric log transform, input noise, a wider encoder and an ensemble to a ranker trained with the
+    softmax loss. The same command again goes on where it was stopped.
+    """
+    from rankgrad.reproduce.ablations import add_ingredients, describe_ingredients
+    from rankgrad.reproduce.campaign import Order
+
+    order = Order(dataset, data, out, None, seeds, folds, recipe, epochs, device, jobs=jobs)
+    _shown(add_ingredients(order, quiet=quiet), describe_ingredients, as_json=as_json, quiet=quiet)
+
+
+def _shown(result: dict[str, Any], describe: Callable[[Any], str], *, as_json: bool, quiet: bool) -> None:
+    """Print what came out; cells that failed are a mistake, whatever else was reached."""
+    show(result, describe, as_json=as_json, quiet=quiet)
     if result["failed"]:
         raise ValueError(f"{len(result['failed'])} cells failed, the first: {result['failed'][0]}")

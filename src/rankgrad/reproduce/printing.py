@@ -16,17 +16,16 @@ TRANSPOSED = (
 
 def as_text(result: Mapping[str, Any]) -> str:
     """All of it, aligned, without escape codes."""
-    parts = [*_head(result), "", table(_main(result)), "", table(_rules(result)), "", *_tail(result)]
+    parts = [_title(result), *facts(result), "", table(_main(result)), "", table(_rules(result)), "", *_tail(result)]
     return "\n".join(parts)
 
 
 def as_markdown(result: Mapping[str, Any]) -> str:
     """All of it, for a page."""
-    first, *facts = _head(result)
     parts = [
-        f"# {first}",
+        f"# {_title(result)}",
         "",
-        *(f"- {fact}" for fact in facts),
+        *(f"- {fact}" for fact in facts(result)),
         "",
         _pipes(_main(result)),
         "",
@@ -36,7 +35,12 @@ def as_markdown(result: Mapping[str, Any]) -> str:
     return "\n".join([*parts, *(f"- {line}" for line in _tail(result)), ""])
 
 
-def _head(result: Mapping[str, Any]) -> list[str]:
+def _title(result: Mapping[str, Any]) -> str:
+    return f"Table 2 of arXiv 2102.07831 on {result['title'] or result['data']}"
+
+
+def facts(result: Mapping[str, Any]) -> list[str]:
+    """What must be known of a result to believe it: recipe, selection, data, commit, machine."""
     differs = [f"fold {fold['fold']}: {line}" for fold in result["folds"] for line in fold["differences"]]
     if result["title"] is None:
         checked = (
@@ -48,7 +52,6 @@ def _head(result: Mapping[str, Any]) -> list[str]:
         checked = "the counts agree with the published ones"
     notes = dict.fromkeys(note for fold in result["folds"] for note in fold["notes"])
     return [
-        f"Table 2 of arXiv 2102.07831 on {result['title'] or result['data']}",
         f"recipe {result['recipe']}: {result['recipe_words']}",
         f"model selection: {result['selection']}",
         f"data: {result['data']}, {_numbered('fold', [fold['fold'] for fold in result['folds']])}, "
@@ -74,13 +77,13 @@ def _main(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
         cells = [ROWS[name].title]
         for number, metric in enumerate(METRICS):
             ours = row["metrics"][metric][PAPERS_RULE]
-            cells += [_percent(ours["mean"]), _percent(ours["deviation"])]
+            cells += [percent(ours["mean"]), percent(ours["deviation"])]
             if papers:
                 published = row["paper"][number] if row["paper"] else None
                 gap = None if published is None else 100 * ours["mean"] - published
                 cells += ["" if published is None else f"{published:.2f}", "" if gap is None else f"{gap:+.2f}"]
             p_value = result["best"][metric]["p"].get(name)
-            cells.append("best" if result["best"][metric]["row"] == name else _p(p_value))
+            cells.append("best" if result["best"][metric]["row"] == name else short_p(p_value))
         lines.append(tuple(cells))
     return lines
 
@@ -90,7 +93,7 @@ def _rules(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     lines = [("empty queries", *(f"{metric} {words}" for metric in METRICS for words in RULES.values()))]
     for name, row in _ranked(result):
         means = (row["metrics"][metric][rule]["mean"] for metric in METRICS for rule in RULES)
-        lines.append((ROWS[name].title, *map(_percent, means)))
+        lines.append((ROWS[name].title, *map(percent, means)))
     return lines
 
 
@@ -117,11 +120,13 @@ def _ranked(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [(name, result["rows"][name]) for name in ROWS if name in result["rows"]]
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A share in percent, two decimals; nothing where there is none."""
     return "" if value is None else f"{100 * value:.2f}"
 
 
-def _p(value: float | None) -> str:
+def short_p(value: float | None) -> str:
+    """A p-value in five characters at most; nothing where there is none."""
     if value is None:
         return ""
     return "<.001" if value < 0.001 else f"{value:.3f}".lstrip("0") if value < 1 else "1"

@@ -1,107 +1,37 @@
 """`rankgrad reproduce table2`: every row on every fold with every seed, and what it adds up to. Resumable at any point.
 
-A table's folder holds
-
-    settings.json   what must stay the same while it grows: data, recipe, protocol, epochs, device
-    data/           the lists of each fold, read once (see lists.py)
-    runs/ROW/       a run folder for each cell, fold1-seed0 and so on (see cells.py)
-    results.jsonl   a line for each finished cell
-    table2.json, table2.md   the table
+The folder and its cells are those of campaign.py; table2.json and table2.md join them.
 """
 
-import contextlib
-import fcntl
-import json
-import os
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from rankgrad.arguments import one_of, whole
-from rankgrad.bars import make_bar
 from rankgrad.checkpoint import write_atomically
-from rankgrad.config import Config, Train
-from rankgrad.data._published import CATALOGUE
-from rankgrad.processes import InterruptedRunError
-from rankgrad.queries import kept
-from rankgrad.reproduce.cells import Cell, check, finished, line
-from rankgrad.reproduce.lists import Fold, folds_of, name_of, ready
+from rankgrad.reproduce.campaign import Order, Results, cells_of, facts_of, fill, opened, values_of
 from rankgrad.reproduce.printing import as_markdown
-from rankgrad.reproduce.rows import ROWS, TABLE_RECIPES, Setting, chosen
-from rankgrad.reproduce.verdict import METRICS, against_the_best, claims, standing
-from rankgrad.reproduce.workers import filled
-from rankgrad.resolve import resolve
+from rankgrad.reproduce.rows import ROWS, chosen
+from rankgrad.reproduce.verdict import METRICS, Values, against_the_best, claims, standing
 from rankgrad.results import as_json
 from rankgrad.trees import missing
-
-
-@dataclass(frozen=True)
-class Order:
-    """What a person asked for."""
-
-    dataset: str | None = None
-    data: str | None = None
-    out: Path | None = None
-    rows: str | None = None
-    seeds: int = 3
-    folds: str = "1"
-    recipe: str = "small"
-    epochs: int | None = None
-    device: str = "auto"
-    paper_protocol: bool = False
-    jobs: int = 1
 
 
 def make_table(order: Order, *, quiet: bool = False) -> dict[str, Any]:
     """Train what has not been trained, write the table down, and give it back."""
     names, skipped = _available(order.rows)
-    one_of("--recipe", order.recipe, TABLE_RECIPES)
-    whole("--seeds", order.seeds, 1)
-    whole("--jobs", order.jobs, 1)
-    if order.epochs is not None:
-        whole("--epochs", order.epochs, 1)
-    device = resolve(Config(train=Train(device=order.device))).train.device
-    dataset, source = name_of(order.dataset, order.data)
-    folds = folds_of(source, dataset, order.folds)
-    out = order.out or Path("runs") / _default_name(dataset, source, order)
-    with _occupied(out, _settings(order, dataset, source, device)):
-        lists = [_read(out / "data", source, dataset, fold, order, quiet) for fold in folds]
-        cells = [_cell(out, order, dataset, device, *key) for key in _keys(names, lists, order.seeds)]
-        for cell in cells:
-            check(cell)
-        journal = Results(out / "results.jsonl")
-        failed = _fill(cells, journal, order.jobs, quiet)
+    with opened(order, "table2", quiet=quiet) as campaign:
+        cells = cells_of(campaign, names, lambda row, setting, lists: (ROWS[row].recipe(setting), lists.scaled))
+        journal, failed = fill(campaign, cells, quiet=quiet)
         result = {
-            "table": str(out),
-            "title": CATALOGUE[dataset].title if dataset else None,
-            "dataset": dataset or order.dataset,
-            "data": source,
-            "recipe": order.recipe,
-            "recipe_words": _recipe_words(cells),
-            "selection": _selection(order.paper_protocol),
-            "paper_protocol": order.paper_protocol,
-            "folds": [
-                {"fold": of.fold, "counts": of.counts, "differences": list(of.differences), "notes": list(of.notes)}
-                for of in lists
-            ],
-            "seeds": list(range(order.seeds)),
-            "device": device,
+            "table": str(campaign.out),
+            **facts_of(campaign, cells, journal),
             "skipped": skipped,
             "failed": failed,
-            **_judged(cells, dataset, journal),
+            **_judged(values_of(cells), campaign.dataset, journal),
         }
-        write_atomically(out / "table2.json", (as_json(result) + "\n").encode())
-        write_atomically(out / "table2.md", as_markdown(result).encode())
+        write_atomically(campaign.out / "table2.json", (as_json(result) + "\n").encode())
+        write_atomically(campaign.out / "table2.md", as_markdown(result).encode())
     return result
-
-
-# --- what there is to do ----------------------------------------------------------------------------------------------
 
 
 def _available(rows: str | None) -> tuple[list[str], dict[str, str]]:
@@ -117,206 +47,20 @@ def _available(rows: str | None) -> tuple[list[str], dict[str, str]]:
     return [name for name in names if name not in skipped], skipped
 
 
-def _default_name(dataset: str | None, source: str, order: Order) -> str:
-    what = dataset or ("-".join(source.split(":")) if not Path(source).exists() else Path(source).resolve().name)
-    return f"table2-{what}-{order.recipe}{'-paper-protocol' if order.paper_protocol else ''}"
-
-
-def _settings(order: Order, dataset: str | None, source: str, device: str) -> dict[str, Any]:
-    return {
-        "dataset": dataset or order.dataset,
-        "data": os.path.abspath(source) if Path(source).exists() else source,
-        "recipe": order.recipe,
-        "paper_protocol": order.paper_protocol,
-        "epochs": order.epochs,
-        "device": device,
-    }
-
-
-@contextlib.contextmanager
-def _occupied(out: Path, settings: dict[str, Any]) -> Iterator[None]:
-    """Make the table's folder or go on in it, alone; one made with other settings is refused."""
-    file = out / "settings.json"
-    if not file.exists():
-        if out.exists() and (not out.is_dir() or any(path.name[0] != "." for path in out.iterdir())):
-            raise ValueError(f"{out} exists and holds no table; expected a new folder; choose another --out")
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, (json.dumps(settings, indent=2) + "\n").encode())
-    found = json.loads(file.read_text())
-    for key, value in settings.items():
-        if found.get(key) != value:
-            raise ValueError(
-                f"the table in {out} was begun with {key} = {found.get(key)!r} and now {value!r} was asked for; expected "
-                "the same settings; choose another --out"
-            )
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another command is at work on the table in {out}; wait for it, or choose another --out"
-            ) from None
-        yield
-
-
-def _read(folder: Path, source: str, dataset: str | None, fold: int, order: Order, quiet: bool) -> Fold:
-    columns = TextColumn(f"reading fold {fold}"), BarColumn(), TimeRemainingColumn()
-    with make_bar(*columns, quiet=quiet, transient=True) as bar:
-        task = bar.add_task("reading", total=None)
-        return ready(
-            folder,
-            source,
-            dataset,
-            fold,
-            full=order.paper_protocol,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
-
-
-def _keys(names: Sequence[str], lists: Sequence[Fold], seeds: int) -> Iterator[tuple[int, Fold, str]]:
-    """Cells in an order that gives a first table early and stays with one fold's lists as long as it can."""
-    for seed in range(seeds):
-        for fold in lists:
-            for name in names:
-                yield seed, fold, name
-
-
-def _cell(out: Path, order: Order, dataset: str | None, device: str, seed: int, lists: Fold, name: str) -> Cell:
-    setting = Setting(
-        dataset=dataset,
-        recipe=order.recipe,
-        path=lists.path,
-        fold=lists.path_fold,
-        seed=seed,
-        scaling=lists.scaling,
-        levels=lists.levels,
-        device=device,
-        threads=1 if order.jobs > 1 else 0,
-        epochs=order.epochs,
-        paper_protocol=order.paper_protocol,
-    )
-    folder = out / "runs" / name / f"fold{lists.fold}-seed{seed}"
-    return Cell(name, lists.fold, seed, folder, lists.scaled, ROWS[name].recipe(setting))
-
-
-# --- doing it ---------------------------------------------------------------------------------------------------------
-
-
-class Results:
-    """results.jsonl: a line per finished cell, rewritten whole, because a line that was cut short helps nobody."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lines = path.read_text().splitlines() if path.exists() else []
-        self.known = {(entry["row"], entry["fold"], entry["seed"]): entry for entry in map(json.loads, self._lines)}
-
-    def add(self, entry: dict[str, Any]) -> None:
-        """Append a line."""
-        self.known[entry["row"], entry["fold"], entry["seed"]] = entry
-        self._lines.append(json.dumps(entry))
-        write_atomically(self._path, "".join(f"{line}\n" for line in self._lines).encode())
-
-
-def _fill(cells: Sequence[Cell], journal: Results, jobs: int, quiet: bool) -> list[str]:
-    """Train the cells that are not finished, showing how it goes; a sentence for each that failed."""
-    done = [cell for cell in cells if finished(cell)]
-    for cell in done:
-        if (cell.row, cell.fold, cell.seed) not in journal.known:  # it ended as the command was killed
-            journal.add(line(cell))
-    left = [cell for cell in cells if not finished(cell)]
-    failed: list[str] = []
-    started, count = time.perf_counter(), 0
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    try:
-        with make_bar(*columns, quiet=quiet) as bar:
-            task = bar.add_task("cells", total=len(left))
-            for cell, outcome in filled(left, jobs):
-                count += 1
-                if isinstance(outcome, ValueError):
-                    failed.append(str(outcome))
-                    said = f"failed: {outcome}"
-                else:
-                    journal.add(outcome)
-                    said = (
-                        f"{cell}: test ndcg@10 {outcome['test']['ndcg@10']['empty=1']:.4f}, {outcome['seconds']:.1f} s"
-                    )
-                bar.update(task, advance=1, description=str(cell))
-                if bar.disable and not quiet:
-                    rest = (time.perf_counter() - started) / count * (len(left) - count)
-                    print(f"{len(done) + count}/{len(cells)} {said}; {_spoken(rest)} left", file=sys.stderr, flush=True)
-    except (InterruptedRunError, KeyboardInterrupt) as error:
-        why = str(error) if "was killed" in str(error) else "stopped"
-        raise InterruptedRunError(
-            f"{why}; {len(done) + count - len(failed)} of {len(cells)} cells are finished and kept; go on by giving the same "
-            "command again"
-        ) from None
-    return failed
-
-
-def _spoken(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-
-
-# --- what it adds up to -----------------------------------------------------------------------------------------------
-
-
-def _judged(cells: Sequence[Cell], dataset: str | None, journal: Results) -> dict[str, Any]:
+def _judged(values: Values, dataset: str | None, journal: Results) -> dict[str, Any]:
     """Means, p-values and claims of the rows all of whose cells are finished."""
-    by_row: dict[str, list[Cell]] = {}
-    for cell in cells:
-        by_row.setdefault(cell.row, []).append(cell)
-    complete = {row: of_row for row, of_row in by_row.items() if all(map(finished, of_row))}
-    if not complete:
-        raise ValueError("no row has all of its cells; expected one at least; see what failed above")
-    values = {row: _values(of_row) for row, of_row in complete.items()}
     best = {metric: against_the_best(values, metric) for metric in METRICS}
     rows = {
         row: {
             "title": ROWS[row].title,
             "metrics": standing(of_row),
             "paper": ROWS[row].paper.get(dataset or ""),
-            "seconds": float(np.mean([journal.known[row, cell.fold, cell.seed]["seconds"] for cell in complete[row]])),
+            "seconds": float(np.mean([entry["seconds"] for key, entry in journal.known.items() if key[0] == row])),
         }
         for row, of_row in values.items()
     }
-    commits = dict.fromkeys(journal.known[cell.row, cell.fold, cell.seed]["commit"] for cell in cells if finished(cell))
     return {
-        "queries": int(next(iter(values.values()))[METRICS[0]].shape[1]),
         "rows": rows,
         "best": {metric: {"row": row, "p": p_values} for metric, (row, p_values) in best.items()},
         "claims": claims(values),
-        "commits": [commit or "unknown" for commit in commits],
     }
-
-
-def _values(cells: Sequence[Cell]) -> dict[str, np.ndarray]:
-    """Per-query values [seeds, queries] of each metric, the queries of the folds one after the other."""
-    seeds = sorted({cell.seed for cell in cells})
-    judged = {(cell.seed, cell.fold): kept(cell.folder) for cell in cells}
-    folds = sorted({cell.fold for cell in cells})
-    for fold in folds:
-        if any(judged[seed, fold].query_ids != judged[seeds[0], fold].query_ids for seed in seeds):
-            raise ValueError(f"the runs of fold {fold} were judged on different queries; make the table anew")
-    return {
-        metric: np.stack([np.concatenate([judged[seed, fold].metrics[metric] for fold in folds]) for seed in seeds])
-        for metric in METRICS
-    }
-
-
-def _recipe_words(cells: Sequence[Cell]) -> str:
-    """What the recipe is, from a configuration it gave."""
-    config = next((cell.work for cell in cells if isinstance(cell.work, Config)), None)
-    if config is None:
-        return "trees alone"
-    model, train = config.model, config.train
-    stop = f"at most {train.epochs} epochs, stopped early after {train.patience} without a better one"
-    return (
-        f"Transformer of width {model.width}, feed-forward {model.feedforward}, {model.layers} layers, batches of "
-        f"{train.batch_size} lists, {stop if train.patience else f'{train.epochs} epochs'}, {train.precision}"
-    )
-
-
-def _selection(paper_protocol: bool) -> str:
-    if paper_protocol:
-        return "none (--paper-protocol): the last epoch of the full training fold; trees with fixed settings"
-    return "on validation only: the best epoch by ndcg@10, for trees the best of four settings; test is judged once"
