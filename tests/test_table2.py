@@ -5,7 +5,9 @@ import math
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,12 +17,15 @@ import children
 from rankgrad.config import Config, loads
 from rankgrad.data.synthesis import synthetic
 from rankgrad.losses import LOSSES
+from rankgrad.processes import InterruptedRunError
 from rankgrad.queries import kept
 from rankgrad.reproduce import campaign, lists
 from rankgrad.reproduce.campaign import Order
+from rankgrad.reproduce.cells import Cell
 from rankgrad.reproduce.printing import as_markdown, as_text
 from rankgrad.reproduce.rows import ROWS, Setting, chosen
 from rankgrad.reproduce.table2 import make_table
+from rankgrad.reproduce.workers import filled
 from rankgrad.resolve import resolve
 
 SETTING = Setting(
@@ -364,7 +369,6 @@ def order_of(out, jobs=1):
 
 
 def table_in_a_process(out, jobs, killed):
-    from rankgrad.processes import InterruptedRunError
     from rankgrad.reproduce import cells, workers
     from rankgrad.train import Epoch
 
@@ -423,3 +427,52 @@ def test_only_one_command_at_a_time_works_on_a_table(tiny):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="another command is at work on the table"):
             make_table(tiny[0], quiet=True)
+
+
+def test_ctrl_c_stops_all_processes_and_says_how_to_go_on(untouched, tmp_path):
+    out = tmp_path / "t"
+    words = "reproduce table2 --dataset synthetic:tiny --rows listnet,rmse --seeds 1 --epochs 400 --device cpu --jobs 2"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankgrad", *words.split(), "--out", out],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    histories = [out / "runs" / row / "fold1-seed0" / "history.jsonl" for row in ("listnet", "rmse")]
+    deadline = time.monotonic() + 90
+    while not all(file.exists() and file.read_text() for file in histories):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the group gets it
+    out_text, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and out_text == ""
+    assert err == ("rankgrad: stopped; 0 of 2 cells are finished and kept; go on by giving the same command again\n")
+    assert all((file.parent / "checkpoint.safetensors").exists() for file in histories)
+
+
+class DeadlyFolder:
+    """Kills whoever looks into it."""
+
+    def __truediv__(self, name):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_is_said():
+    cell = Cell("rmse", 1, 0, DeadlyFolder(), "", None)
+    with pytest.raises(InterruptedRunError, match=r"the process at rmse fold 1 seed 0 was killed \(exit code -9\)"):
+        list(filled([cell, cell], 2))
+
+
+def test_the_processes_of_a_killed_command_follow_it(untouched, tmp_path):
+    out = tmp_path / "t"
+    first = children.start(table_in_a_process, out, 2, None)
+    history = out / "runs" / "rmse" / "fold1-seed0" / "history.jsonl"
+    deadline = time.monotonic() + 90
+    while not history.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    first.kill()
+    children.code(first)
+    time.sleep(1)  # they finish the step they are at, and save
+    assert make_table(order_of(out), quiet=True)["rows"]["rmse"]["metrics"] == untouched["rows"]["rmse"]["metrics"]

@@ -112,7 +112,8 @@ def _tail(result: Mapping[str, Any]) -> list[str]:
         verdict = {True: "HELD here", False: "NOT HELD here", None: "not judged"}[claim["held"]]
         lines.append(f'the paper\'s claim "{claim["claim"]}": {verdict}: {claim["because"]}')
     lines += [f"skipped: {ROWS[name].title}: {why}" for name, why in result["skipped"].items()]
-    return [*lines, *(f"failed: {sentence}" for sentence in result["failed"])]
+    lines += [f"failed: {sentence}" for sentence in result["failed"]]
+    return [*lines, f"the table is in {result['table']}; report: {result['report']}"]
 
 
 def _ranked(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -1,12 +1,15 @@
 """`rankgrad reproduce table2`: every row on every fold with every seed, and what it adds up to. Resumable at any point.
 
-The folder and its cells are those of campaign.py; table2.json and table2.md join them.
+The folder and its cells are those of campaign.py; table2.json, table2.md and report.html join them.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rankgrad import report
 from rankgrad.checkpoint import write_atomically
 from rankgrad.reproduce.campaign import Order, Results, cells_of, facts_of, fill, opened, values_of
 from rankgrad.reproduce.printing import as_markdown
@@ -29,6 +32,7 @@ def make_table(order: Order, *, quiet: bool = False) -> dict[str, Any]:
             "failed": failed,
             **_judged(values_of(cells), campaign.dataset, journal),
         }
+        result["report"] = _report(campaign.out, result)
         write_atomically(campaign.out / "table2.json", (as_json(result) + "\n").encode())
         write_atomically(campaign.out / "table2.md", as_markdown(result).encode())
     return result
@@ -64,3 +68,15 @@ def _judged(values: Values, dataset: str | None, journal: Results) -> dict[str, 
         "best": {metric: {"row": row, "p": p_values} for metric, (row, p_values) in best.items()},
         "claims": claims(values),
     }
+
+
+def _report(out: Path, result: Mapping[str, Any]) -> str:
+    """Write report.html, the best row first; where it is, or why there is none: an extra is missing, or cells do not fit."""
+    best = result["best"]["ndcg@10"]["row"]
+    rows = [best, *(row for row in result["rows"] if row != best)]
+    title = f"Table 2 on {result['title'] or result['data']}"
+    try:
+        report.write([out / "runs" / row for row in rows], out / "report.html", title=title, overwrite=True)
+    except (ImportError, ValueError) as error:
+        return f"none: {error}"
+    return str(out / "report.html")
