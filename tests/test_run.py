@@ -1,6 +1,7 @@
 """A run directory is the whole truth of a run, and whatever interrupts a run, it ends with the same bits."""
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -367,9 +368,27 @@ def test_a_copy_inside_another_repository_does_not_claim_its_commit(tmp_path, mo
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "records.py").touch()
     monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
+    records._commit.cache_clear()
     assert records.versions()["commit"] is None
     monkeypatch.setenv("PATH", "")
+    records._commit.cache_clear()
     assert records.versions()["commit"] is None
+    records._commit.cache_clear()
+
+
+def test_the_commit_is_that_of_the_beginning(tmp_path, monkeypatch):
+    begun = Config(data=Data("synthetic:tiny"), model=Model(kind="linear"), train=Train(epochs=1, device="cpu"))
+    run.begin(begun, tmp_path / "r")
+    answers = iter(["first", "second"])
+    monkeypatch.setattr(records, "_commit", functools.cache(lambda: next(answers)))
+    read = run.shared_splits
+
+    def and_then_something_is_checked_out(*arguments):
+        assert records.versions()["commit"] == "first"
+        return read(*arguments)
+
+    list(run.advance(tmp_path / "r", read=and_then_something_is_checked_out))
+    assert json.loads((tmp_path / "r" / "report.json").read_text())["commit"] == "first"
 
 
 def test_the_model_is_that_of_the_best_epoch_and_scores_like_the_report(whole, tmp_path):

@@ -3,6 +3,7 @@
 Imports data, evaluate and queries.
 """
 
+import functools
 import json
 import math
 import os
@@ -93,8 +94,12 @@ def _counts(data: RankingDataset) -> dict[str, int]:
     return {"queries": len(data), "documents": len(data.labels), "empty_queries": empty}
 
 
+@functools.cache
 def _commit() -> str | None:
-    """The commit of the checkout this file belongs to; a changed checkout says so; None if git does not know the file."""
+    """The commit of the checkout this file belongs to; a changed checkout says so; None if git does not know the file.
+
+    Asked once, early: what is checked out while a process trains is not what it runs.
+    """
 
     def git(*words: str) -> str:
         asked = subprocess.run(

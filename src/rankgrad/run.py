@@ -47,7 +47,7 @@ from rankgrad.data.sources import check_source, read_lists
 from rankgrad.evaluate import evaluate, score
 from rankgrad.numerics import threads_and_precision
 from rankgrad.processes import InterruptedRunError as InterruptedRunError  # raised by `advance`
-from rankgrad.records import LAST_EPOCH, record, wanted, without_nan
+from rankgrad.records import LAST_EPOCH, record, versions, wanted, without_nan
 from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve
 from rankgrad.splits import ScaledSplits, scaled, shared_splits
 from rankgrad.train import Epoch, Learner, Step, finished, make_optimiser, train
@@ -114,6 +114,7 @@ def _advance(
     config: Config, out: Path, rank: int, world: int, signals: processes.Signals, read: SplitReader
 ) -> Iterator[Step | Epoch]:
     device = make_device(config.train.device)
+    versions()  # asks for the commit now, not when something else may have been checked out
     splits, scaling, fingerprint = read(config, out, world)
     train_set = splits["train"]
     units = max(1, int(train_set.labels.max())) if parse_loss(config.loss.name)[0] == "ordinal" else 1

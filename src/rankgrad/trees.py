@@ -22,7 +22,7 @@ import torch
 from rankgrad.checkpoint import write_atomically
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.evaluate import judge, mean
-from rankgrad.records import record, wanted
+from rankgrad.records import record, versions, wanted
 
 METRIC = "ndcg@10"  # that tuning goes by, on the validation split
 STALE = 50  # rounds without a better validation metric before growing stops
@@ -72,6 +72,7 @@ def grid(trees: Trees) -> list[dict[str, Any]]:
 def grow(trees: Trees, splits: Mapping[str, RankingDataset], out: Path) -> None:
     """Fit trees and leave a folder like that of a run: model, trees.json, queries.safetensors and, last, report.json."""
     started = time.perf_counter()
+    versions()  # asks for the commit now, not when something else may have been checked out
     tried: list[dict[str, Any]] = []
     best: Grown | None = None
     for settings in grid(trees)[: None if trees.tuned else 1]:
