@@ -20,6 +20,7 @@ from rankgrad.results import RULES
 from rankgrad.significance import LEVEL
 
 LONGEST = 120  # characters of a query id that are shown
+FEW = 6  # runs that the summary names
 
 
 def render(folders: Sequence[Path], *, title: str = "") -> str:
@@ -116,11 +117,15 @@ def _summary(rows: Sequence[Row], headline: str, countable: int) -> list[str]:
         assert row.against is not None
         side = "better" if row.against.difference > 0 else "worse"
         groups[side if row.p < SIGNIFICANT else "no difference shown"].append(row.name)
-    verdict = "; ".join(f"{words}: {', '.join(names)}" for words, names in groups.items() if names)
+    verdict = "; ".join(f"{words}: {_few(names)}" for words, names in groups.items() if names)
     return [
         f"{best.name} has the highest {headline}, {value}, {over}.",
         f"Against {rows[0].name} (p < {SIGNIFICANT} after Holm's correction) {verdict}.",
     ]
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= FEW else f"{len(names)} runs, see the table"
 
 
 def _three(found: Any, sign: str = "") -> str:

@@ -59,7 +59,8 @@ def _training(entries: Sequence[Entry]) -> Section:
         "A line per run. The dot is the epoch whose weights were kept. "
         "Different losses are measured in different units and have a figure each."
     )
-    return Section("Training", intro if panels else "", panels, _missing(without, "no training history"))
+    note = f"No training history was kept by: {', '.join(without)}." if without else ""
+    return Section("Training", intro if panels else "", panels, note)
 
 
 def _curves(entries: Sequence[Entry], runs: Sequence[tuple[int, Training]], which: str, title: str, svg: str) -> Panel:
