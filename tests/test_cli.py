@@ -397,7 +397,7 @@ def test_report_says_where_it_wrote_and_how_much(run, trained, tmp_path, monkeyp
     assert "<title>first " in (tmp_path / "report.html").read_text()
 
 
-PAGES = ["docs/command-line.md", "docs/report.md", "README.md"]
+PAGES = ["docs/command-line.md", "docs/report.md", "docs/practitioner.md", "docs/researcher.md", "README.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
