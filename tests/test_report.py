@@ -287,6 +287,7 @@ def test_every_string_is_escaped(tmp_path):
         assert not any(name.startswith("on") for _, of in outline.elements for name in of)
         assert outline.text.count("alert(1)") > 10
         assert EVIL in words(outline.text)
+        assert re.search(r"<text[^>]*>validation [^<]* \$x\^2\$</text>", text)  # no formula is made of a name
 
 
 def test_a_path_that_is_no_text_and_ids_of_any_kind_are_shown(tmp_path):
@@ -404,7 +405,7 @@ def test_a_matplotlibrc_changes_nothing(tmp_path):
 
     folder = made(tmp_path / "r")
     plain = page(folder)
-    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "axes.facecolor": "red"}):
+    with matplotlib.rc_context({"font.size": 30, "axes.linewidth": 9, "lines.marker": "x"}):
         assert page(folder) == plain
         assert matplotlib.rcParams["font.size"] == 30
 
