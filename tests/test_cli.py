@@ -18,7 +18,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.run import Run
 
 COMMAND = [sys.executable, "-m", "rankgrad"]
-COMMANDS = ["demo", "train", "evaluate", "rank", "compare", "report", "prepare", "info"]
+COMMANDS = ["demo", "train", "evaluate", "rank", "compare", "report", "prepare", "info", "reproduce"]
 REPRODUCED = ["table1", "table2", "figure1", "figure2", "ablations", "dasalc"]
 ESCAPE = re.compile(r"\x1b")
 
@@ -344,6 +344,10 @@ def test_several_runs_are_judged_and_rank_as_one(run, data, trained, tmp_path):
     code, out, _ = run("evaluate", *both, data / "letor", "--split", "train", "--metric", "map")
     assert "2 runs together: mean of scores standardised within each list\n" in out
     assert "the model was trained on lists among these" in out
+    other = tmp_path / "other"  # trained on a file: one of the two has seen the folder
+    run("train", data / "letor" / "train.txt", "--model", "linear", "--epochs", 1, "--quiet", "--out", other)
+    out = run("evaluate", other, both[0], data / "letor", "--split", "train", "--json")[1]
+    assert json.loads(out)["trained_on"]
     alone = run("evaluate", both[0], data / "letor", "--json")[1]
     assert json.loads(alone)["run"] == str(both[0])
 
@@ -465,7 +469,7 @@ def test_demo_trains_the_rivals_and_says_where_they_are(run, monkeypatch, tmp_pa
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS, "reproduce", *(f"reproduce {name}" for name in REPRODUCED)])
+@pytest.mark.parametrize("command", ["", *COMMANDS, *(f"reproduce {name}" for name in REPRODUCED)])
 def test_help_has_an_example_and_fits_a_narrow_terminal(run, command):
     code, out, err = run(*command.split(), "--help")
     assert (code, err) == (0, "")
