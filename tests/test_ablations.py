@@ -178,6 +178,8 @@ def test_a_claim_from_end_to_end_and_again(monkeypatch, capfd, tmp_path):
     assert "recipe small: " in out and "10 test queries; seeds 0, 1" in out
     assert '"NeuralNDCG needs tanh on the scores": ' in out and "\nno tanh " in out
     assert (tmp_path / "a" / "ablations.txt").read_text() == out
+    assert out.endswith(f"report: {tmp_path / 'a' / 'ablations.html'}\n")
+    assert "no-tanh" in (tmp_path / "a" / "ablations.html").read_text()
     found = json.loads((tmp_path / "a" / "ablations.json").read_text())
     configs = [
         loads((tmp_path / "a" / "runs" / name / "fold1-seed1" / "config.toml").read_text())
@@ -214,6 +216,7 @@ def test_dasalc_from_end_to_end(tmp_path):
         json.loads((runs[0] / "report.json").read_text())["metrics"]["test"]["ndcg@10"]["empty=0"],
     )
     assert (tmp_path / "dasalc.txt").exists() and (tmp_path / "dasalc.json").exists()
+    assert "The ingredients of DASALC on synthetic:tiny" in (tmp_path / "dasalc.html").read_text()
 
 
 def test_what_is_no_claim_is_refused(tmp_path):

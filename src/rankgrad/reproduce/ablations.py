@@ -1,6 +1,7 @@
 """`rankgrad reproduce ablations` and `dasalc`: variants of a recipe on the same lists, folds and seeds. Room 6.
 
-The folder and its cells are those of campaign.py; ablations.json and dasalc.json, and the same as text, join them.
+The folder and its cells are those of campaign.py; ablations.json and dasalc.json, the same as text, and a report of
+each as HTML, join them.
 """
 
 import os
@@ -17,7 +18,7 @@ from rankgrad.ensemble import mean_of_standardised
 from rankgrad.evaluate import judge
 from rankgrad.records import CONVENTION
 from rankgrad.reproduce import ingredients
-from rankgrad.reproduce.campaign import Campaign, Order, cells_of, facts_of, fill, opened, values_of
+from rankgrad.reproduce.campaign import Campaign, Order, cells_of, facts_of, fill, opened, report_on, values_of
 from rankgrad.reproduce.cells import Cell
 from rankgrad.reproduce.lists import Fold, raw_splits
 from rankgrad.reproduce.printing import facts, percent, short_p
@@ -42,6 +43,7 @@ def ablate(order: Order, *, quiet: bool = False) -> dict[str, Any]:
             **facts_of(campaign, cells, journal),
             "failed": failed,
             "studies": {name: judged(study, values) for name, study in studies.items()},
+            "report": report_on(campaign, list(values), "ablations.html", "Ablations"),
         }
         _write(campaign.out / "ablations", result, describe_ablations(result))
     return result
@@ -62,6 +64,7 @@ def add_ingredients(order: Order, *, quiet: bool = False) -> dict[str, Any]:
         cells = cells_of(campaign, ingredients.STEPS, with_ingredients)
         journal, failed = fill(campaign, cells, quiet=quiet)
         values = values_of(cells)
+        trained = list(values)
         for name, step in ((ingredients.ENSEMBLE, "wider"), (ingredients.PLAIN_ENSEMBLE, "softmax")):
             if order.seeds > 1 and step in values:
                 values[name] = _together(campaign, [cell for cell in cells if cell.row == step])
@@ -70,6 +73,7 @@ def add_ingredients(order: Order, *, quiet: bool = False) -> dict[str, Any]:
             **facts_of(campaign, cells, journal),
             "failed": failed,
             **ingredients.judged(values, order.recipe, order.seeds),
+            "report": report_on(campaign, trained, "dasalc.html", "The ingredients of DASALC"),
         }
         _write(campaign.out / "dasalc", result, describe_ingredients(result))
     return result
@@ -115,7 +119,8 @@ def describe_ablations(result: Mapping[str, Any]) -> str:
             rows.append((row["title"], *_numbers(row), *beside))
         verdict = {True: "HELD here", False: "NOT HELD here", None: "not judged"}[study["held"]]
         lines += ["", f'"{study["claim"]}": {verdict}', study["because"], table(rows)]
-    return "\n".join([*lines, "", *_tail(result, "the first row of its table, Holm-corrected within the table")])
+    lines += ["", *_tail(result, "the first row of its table, Holm-corrected within the table")]
+    return "\n".join([*lines, f"the runs are in {result['ablations']}; report: {result['report']}"])
 
 
 def describe_ingredients(result: Mapping[str, Any]) -> str:
@@ -137,6 +142,7 @@ def describe_ingredients(result: Mapping[str, Any]) -> str:
             "",
             *_tail(result, "the row before (step) and the first (in all), Holm-corrected within the column"),
             "an ensemble is the mean of scores standardised within each list",
+            f"the runs are in {result['dasalc']}; report: {result['report']}",
         ]
     )
 

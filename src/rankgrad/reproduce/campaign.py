@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+from rankgrad import report
 from rankgrad.arguments import one_of, whole
 from rankgrad.bars import make_bar
 from rankgrad.checkpoint import write_atomically
@@ -288,6 +289,17 @@ def _values(cells: Sequence[Cell]) -> dict[str, np.ndarray]:
         metric: np.stack([np.concatenate([judged[seed, fold].metrics[metric] for fold in folds]) for seed in seeds])
         for metric in METRICS
     }
+
+
+def report_on(campaign: Campaign, rows: Sequence[str], file: str, what: str) -> str:
+    """Write an HTML report, the first row its baseline; where it is, or why there is none: an extra is missing, or cells do not fit."""
+    place = campaign.out / file
+    title = f"{what} on {CATALOGUE[campaign.dataset].title if campaign.dataset else campaign.source}"
+    try:
+        report.write([campaign.out / "runs" / row for row in rows], place, title=title, overwrite=True)
+    except (ImportError, ValueError) as error:
+        return f"none: {error}"
+    return str(place)
 
 
 def _recipe_words(cells: Sequence[Cell]) -> str:

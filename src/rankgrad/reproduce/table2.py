@@ -3,15 +3,12 @@
 The folder and its cells are those of campaign.py; table2.json, table2.md and report.html join them.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rankgrad import report
 from rankgrad.checkpoint import write_atomically
-from rankgrad.reproduce.campaign import Order, Results, cells_of, facts_of, fill, opened, values_of
+from rankgrad.reproduce.campaign import Order, Results, cells_of, facts_of, fill, opened, report_on, values_of
 from rankgrad.reproduce.printing import as_markdown
 from rankgrad.reproduce.rows import ROWS, chosen
 from rankgrad.reproduce.verdict import METRICS, Values, against_the_best, claims, standing
@@ -32,7 +29,9 @@ def make_table(order: Order, *, quiet: bool = False) -> dict[str, Any]:
             "failed": failed,
             **_judged(values_of(cells), campaign.dataset, journal),
         }
-        result["report"] = _report(campaign.out, result)
+        best = result["best"]["ndcg@10"]["row"]
+        rows = [best, *(row for row in result["rows"] if row != best)]
+        result["report"] = report_on(campaign, rows, "report.html", "Table 2")
         write_atomically(campaign.out / "table2.json", (as_json(result) + "\n").encode())
         write_atomically(campaign.out / "table2.md", as_markdown(result).encode())
     return result
@@ -68,15 +67,3 @@ def _judged(values: Values, dataset: str | None, journal: Results) -> dict[str, 
         "best": {metric: {"row": row, "p": p_values} for metric, (row, p_values) in best.items()},
         "claims": claims(values),
     }
-
-
-def _report(out: Path, result: Mapping[str, Any]) -> str:
-    """Write report.html, the best row first; where it is, or why there is none: an extra is missing, or cells do not fit."""
-    best = result["best"]["ndcg@10"]["row"]
-    rows = [best, *(row for row in result["rows"] if row != best)]
-    title = f"Table 2 on {result['title'] or result['data']}"
-    try:
-        report.write([out / "runs" / row for row in rows], out / "report.html", title=title, overwrite=True)
-    except (ImportError, ValueError) as error:
-        return f"none: {error}"
-    return str(out / "report.html")
