@@ -356,6 +356,10 @@ def test_runs_that_cannot_stand_side_by_side_are_refused(tmp_path):
     made(tmp_path / "mixed" / "a")
     made(tmp_path / "mixed" / "b", split="vali")
     assert "expected runs to take together that have the same splits" in refused(tmp_path / "mixed", out=out)
+    for number, loss in enumerate(("listnet", "rmse")):
+        made(tmp_path / "kinds" / loss, noise=number, config=dataclasses.replace(CONFIG, loss=Loss(loss)))
+    sentence = refused(tmp_path / "kinds", out=out)
+    assert "differ in their loss (listnet; rmse); expected seeds or folds of one; name the folders in it" in sentence
 
 
 def test_what_is_no_finished_run_is_refused(tmp_path):

@@ -95,6 +95,12 @@ def _read(folder: Path, name: str) -> Entry:
     reports = [_report(run) for run in runs]
     configs = [_config(run) for run in runs]
     told = [_facts(report, config) for report, config in zip(reports, configs)]
+    for kind in ("loss", "model"):
+        if len({facts[kind] for facts in told}) > 1:
+            raise ValueError(
+                f"the runs below {folder} differ in their {kind} ({_joined([facts[kind] for facts in told])}); expected seeds or "
+                f"folds of one; name the folders in it instead: {folder}/*"
+            )
     return Entry(
         name=name,
         judged=_together(runs, left),
