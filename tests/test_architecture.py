@@ -15,13 +15,13 @@ ROOMS = {
     "data": (["data"], []),
     "kernels": (["kernels"], []),
     "mathematics": (["arguments", "dcg", "relaxation", "noise", "masked", "sorting", "losses", "metrics"], ["kernels"]),
-    "models": (["models"], []),
+    "models": (["models"], ["kernels"]),
     "training": (
         [
-            *["config", "recipes", "checkpoint", "processes", "numerics", "significance"],
-            *["evaluate", "queries", "records", "train", "resolve", "splits", "run", "ensemble", "trees"],
+            *["config", "recipes", "checkpoint", "processes", "numerics", "significance", "capture"],
+            *["paths", "update", "evaluate", "queries", "records", "train", "resolve", "splits", "run", "ensemble", "trees"],
         ],
-        ["data", "mathematics", "models"],
+        ["data", "kernels", "mathematics", "models"],
     ),
     "front doors": (
         [

@@ -21,7 +21,6 @@ from rankgrad.train import (
     Epoch,
     Learner,
     NonFiniteError,
-    Objective,
     Progress,
     Step,
     finished,
@@ -29,6 +28,7 @@ from rankgrad.train import (
     make_optimiser,
     train,
 )
+from rankgrad.update import Objective
 
 CPU = torch.device("cpu")
 SCALING = fit_scaling(synthetic("tiny", "train"), "standard")

@@ -85,6 +85,10 @@ class Train:
     threads: int = 0  # CPU threads; 0 = torch's choice, written down when the run starts
     tensorboard: bool = False
     metrics: tuple[str, ...] = ("ndcg@5", "ndcg@10", "map", "mrr")  # of the report
+    resident: bool | str = "auto"  # auto, true, false: the train split in the device's memory
+    pack: bool | str = "auto"  # auto, true, false: lists end to end, without padding
+    compile: bool | str = "auto"  # auto, true, false: the model by torch.compile
+    graph: bool | str = "auto"  # auto, true, false: steps recorded as CUDA graphs
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,8 @@ def _value(kind: Any, value: Any, name: str, source: str) -> Any:
             raise ValueError(f"{source}: {name} must be a table, written [{name}], got {value!r}")
         return _build(typing.cast(type, kind), value, name, source)
     if isinstance(kind, types.UnionType):  # X | None: TOML cannot say None, so a value must be an X
-        kind = next(option for option in typing.get_args(kind) if option is not type(None))
+        kinds = [option for option in typing.get_args(kind) if option is not type(None)]
+        kind = next((option for option in kinds if type(value) is option), kinds[0])
     origin = typing.get_origin(kind)
     if origin is tuple:
         item = typing.get_args(kind)[0]

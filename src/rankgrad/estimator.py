@@ -40,7 +40,8 @@ from rankgrad.evaluate import judge, mean, score
 from rankgrad.metrics import parse_metric
 from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve
 from rankgrad.splits import scaled
-from rankgrad.train import Epoch, Learner, Objective, Step, make_optimiser, train
+from rankgrad.train import Epoch, Learner, Step, make_optimiser, train
+from rankgrad.update import Objective
 
 NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": "allow-nan"}
 ROWS = 1024  # documents scored at once where no list is needed

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from rankgrad.losses import LOSSES
+from rankgrad.models import Transformer
+from rankgrad.paths import expectations
 from rankgrad.records import versions
 
 # what a package is for, its module, and how to install it
@@ -34,12 +36,19 @@ def look() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": gpus,
         "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "steps": _steps(),
         "losses": {name: _backend(name) for name in LOSSES},
         "extras": {
             purpose: {"package": module, "installed": importlib.util.find_spec(module) is not None, "install": line}
             for purpose, (module, line) in EXTRAS.items()
         },
     }
+
+
+def _steps() -> dict[str, str]:
+    """What [train] can have here for the paper's model, and why not otherwise."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return {name: reason or "on" for name, reason in expectations(Transformer(1), device).items()}
 
 
 def _backend(name: str) -> dict[str, str]:
@@ -61,6 +70,8 @@ def describe(found: Mapping[str, Any]) -> str:
         *textwrap.wrap(f"versions  {versions_line}", 80, subsequent_indent=" " * 10),
         f"CPU       {found['cpus']} cores, {found['threads']} threads in torch",
         f"GPU       {gpus}; models train on {found['device']} unless told otherwise",
+        "steps",
+        *(f"  {name}: {state if state == 'on' else 'off: ' + state}" for name, state in found["steps"].items()),
         "losses",
     ]
     by_path: dict[tuple[str, str], list[str]] = {}

@@ -1,24 +1,37 @@
 """Models that score documents: the context-aware ranker of the NeuralNDCG paper, an MLP and a linear model.
 
-Imports torch alone. All share one call and its manners: `model(features [B, L, F], mask [B, L]) -> scores [B, L]`, or
+Imports torch, and the attention kernel where it is used. All share one call and its manners: `model(features [B, L, F], mask [B, L]) -> scores [B, L]`, or
 [B, L, units] for more than one unit per document. mask is True at real documents, None = all are real. Padding may
 stand anywhere and hold anything, NaN included; it scores 0 and is seen by nobody, so that a list scores the same alone
 and in any batch (to rounding). Reordering documents reorders their scores. Weight matrices start Glorot-uniform, biases
 at torch's default; dropout, input noise and the start draw from torch's global generator. Features are taken to the dtype of the
 weights, and under autocast only the products inside are rounded: sums along the layers and the scores stay in the
 dtype of the weights, because scores in bfloat16 would tie by the dozen.
+
+`model.packed(features [T, F], lists)` scores the same lists laid end to end, without padding: a training step has half the
+documents to look at. It agrees with the call above to rounding; dropout and noise are drawn anew.
 """
 
+import copy
 import math
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+
+class EndToEnd(NamedTuple):
+    """Where lists lie that follow each other without padding: list b is the rows offsets[b] to offsets[b + 1]."""
+
+    offsets: Tensor  # [B + 1] int32, from 0 to the number of rows
+    longest: int  # no list is longer
+    kernel: bool = False  # attention by the Triton kernel, which needs a GPU; else the lists are padded for it
+    exact: bool = True  # in the kernel: float32 products, or TF32 where the projection is float32
 
 
 class Transformer(nn.Module):
@@ -52,6 +65,7 @@ class Transformer(nn.Module):
         if width % heads:
             raise ValueError(f"width must be divisible by heads, got width {width} and {heads} heads")
         self.features = _size("features", features)
+        self.head = width // heads  # dimensions of one
         self.noise = _Noise(input_noise)
         self.input = nn.Linear(self.features, width)
         self.blocks = nn.ModuleList(_Block(width, heads, feedforward, dropout) for _ in range(_size("layers", layers)))
@@ -62,13 +76,22 @@ class Transformer(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores [B, L], or [B, L, units]."""
-        features = self.noise(_clean(features, mask, self.features, self.input.weight.dtype))
-        hidden = self.input(features).to(features.dtype)  # [B, L, width]
+        features = _clean(features, mask, self.features, self.input.weight.dtype)
         # A list without a document attends to its padding: a softmax over nothing is NaN on some of torch's paths.
         keys = None if mask is None else (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]  # [B, 1, 1, L]
+        return _score(self._encode(features, keys), mask, self.output, self.tanh)
+
+    def packed(self, features: Tensor, lists: EndToEnd) -> Tensor:
+        """Scores [T], or [T, units], of lists end to end: features [T, F]."""
+        features = _clean(features[None], None, self.features, self.input.weight.dtype)
+        return _score(self._encode(features, lists), None, self.output, self.tanh)[0]
+
+    def _encode(self, features: Tensor, seen: Tensor | EndToEnd | None) -> Tensor:
+        """Documents that have looked at what `seen` says: keys [B, 1, 1, L], the lists they lie in, or all of their row."""
+        hidden = self.input(self.noise(features)).to(self.norm.weight.dtype)  # [B, L, width]
         for block in self.blocks:
-            hidden = block(hidden, keys)
-        return _score(self.norm(hidden), mask, self.output, self.tanh)
+            hidden = block(hidden, seen)
+        return self.norm(hidden)
 
 
 class MLP(nn.Module):
@@ -107,6 +130,11 @@ class MLP(nn.Module):
             hidden = self.dropout(layer(hidden).relu())
         return _score(hidden, mask, self.output, self.tanh)
 
+    def packed(self, features: Tensor, lists: EndToEnd) -> Tensor:  # noqa: ARG002 (documents do not look at each other)
+        """Scores [T], or [T, units], of lists end to end: features [T, F]."""
+        scores: Tensor = self(features[None])
+        return scores[0]
+
 
 class Linear(nn.Module):
     """A weighted sum of the features: the model every other has to beat.
@@ -128,6 +156,11 @@ class Linear(nn.Module):
         features = self.noise(_clean(features, mask, self.features, self.output.weight.dtype))
         return _score(features, mask, self.output, self.tanh)
 
+    def packed(self, features: Tensor, lists: EndToEnd) -> Tensor:  # noqa: ARG002 (documents do not look at each other)
+        """Scores [T], or [T, units], of lists end to end: features [T, F]."""
+        scores: Tensor = self(features[None])
+        return scores[0]
+
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"transformer": Transformer, "mlp": MLP, "linear": Linear}
 
@@ -143,6 +176,20 @@ def ranking_scores(output: Tensor, units: int) -> Tensor:
     if output.dim() == 0 or output.shape[-1] != units:
         raise ValueError(f"an output of {units} units must have the shape [..., {units}], got {list(output.shape)}")
     return output.sigmoid().sum(-1)
+
+
+def rounded(model: nn.Module) -> nn.Module | None:
+    """A copy whose products hold bfloat16 weights, for use under autocast, which then has no weight to round in each step.
+
+    None for models that are not of this file: what they do outside autocast is not known.
+    """
+    if type(model) not in MODELS.values():
+        return None
+    copied = copy.deepcopy(model)
+    for module in copied.modules():
+        if isinstance(module, nn.Linear) and module is not copied.output:
+            module.to(torch.bfloat16)
+    return copied
 
 
 class _Noise(nn.Module):
@@ -172,8 +219,8 @@ class _Block(nn.Module):
         self.narrow = nn.Linear(feedforward, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden: Tensor, keys: Tensor | None) -> Tensor:
-        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), keys))
+    def forward(self, hidden: Tensor, seen: Tensor | EndToEnd | None) -> Tensor:
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), seen))
         inner = self.dropout(self.widen(self.feedforward_norm(hidden)).relu())
         return hidden + self.dropout(self.narrow(inner))
 
@@ -189,14 +236,42 @@ class _Attention(nn.Module):
         self.value = nn.Linear(width, width)
         self.merge = nn.Linear(width, width)
 
-    def forward(self, hidden: Tensor, keys: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, seen: Tensor | EndToEnd | None) -> Tensor:
+        if isinstance(seen, EndToEnd):
+            return self.merge(self._packed(hidden[0], seen)[None])
         query, key, value = (
             project(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, L, width / H]
             for project in (self.query, self.key, self.value)
         )
         dropout = self.dropout if self.training else 0.0
-        seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=keys, dropout_p=dropout)
-        return self.merge(seen.transpose(1, 2).flatten(-2))
+        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
+        return self.merge(found.transpose(1, 2).flatten(-2))
+
+    def _packed(self, hidden: Tensor, lists: EndToEnd) -> Tensor:
+        """What the documents [T, width] of lists end to end find, [T, width]; the three projections are one product."""
+        parts = (self.query, self.key, self.value)
+        weight, bias = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
+        projected = functional.linear(hidden, weight, bias).unflatten(-1, (3, self.heads, -1))  # [T, 3, H, width / H]
+        dropout = self.dropout if self.training else 0.0
+        if lists.kernel:
+            from rankgrad.kernels.attention import list_attention
+
+            seed = lists.offsets[:1]  # any number will do where nothing is dropped
+            if dropout:
+                seed = torch.randint(2**31 - 1, (1,), dtype=torch.int32, device=hidden.device)
+            found, _ = list_attention(projected, lists.offsets, lists.longest, dropout, seed, lists.exact)
+            return found.flatten(-2)
+        # Elsewhere: padded for the attention alone.
+        place = torch.arange(lists.longest, device=hidden.device)
+        first, end = lists.offsets[:-1, None].long(), lists.offsets[1:, None].long()
+        real = place < end - first  # [B, longest]
+        rows = (first + place).where(real, 0)
+        query, key, value = (projected[rows, part].transpose(1, 2) for part in range(3))  # [B, H, longest, width / H]
+        keys = (real | ~real.any(-1, keepdim=True))[:, None, None, :]
+        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=keys, dropout_p=dropout)
+        target = rows.where(real, len(hidden)).flatten()  # padding goes to a row that is cut off again
+        found = found.transpose(1, 2).flatten(2).flatten(0, 1)
+        return found.new_zeros(len(hidden) + 1, found.shape[-1]).index_copy(0, target, found)[:-1]
 
 
 def _clean(features: Tensor, mask: Tensor | None, width: int, dtype: torch.dtype) -> Tensor:
@@ -218,8 +293,7 @@ def _clean(features: Tensor, mask: Tensor | None, width: int, dtype: torch.dtype
 def _score(hidden: Tensor, mask: Tensor | None, output: nn.Linear, tanh: bool) -> Tensor:
     """The linear output, outside autocast, with zeros under the padding."""
     device = hidden.device.type
-    known = torch.amp.is_autocast_available(device)
-    with torch.autocast(device, enabled=False) if known else nullcontext():
+    with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
         scores = output(hidden.to(output.weight.dtype))  # [B, L, units]
     scores = scores.tanh() if tanh else scores
     scores = scores if mask is None else scores.masked_fill(~mask[..., None], 0.0)

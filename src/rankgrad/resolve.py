@@ -22,7 +22,9 @@ from rankgrad.losses import LOSSES, teaching
 from rankgrad.metrics import parse_metric
 from rankgrad.models import MLP, MODELS, Linear, Transformer
 from rankgrad.numerics import PRECISIONS
-from rankgrad.train import OPTIMISERS, SCHEDULES, Objective
+from rankgrad.paths import CHOICES
+from rankgrad.train import OPTIMISERS, SCHEDULES
+from rankgrad.update import Objective
 
 
 def parse_loss(text: str) -> tuple[str, dict[str, Any]]:
@@ -173,6 +175,9 @@ def _check_train(settings: Train) -> None:
             "train.select = 'last' keeps the last epoch, and train.patience picks which one that is by validation; "
             "leave patience out, or select the best"
         )
+    for name in CHOICES:
+        if not isinstance(getattr(settings, name), bool) and getattr(settings, name) != "auto":
+            raise ValueError(f"train.{name} must be 'auto', true or false, got {getattr(settings, name)!r}")
     for name in (settings.metric, *settings.metrics):
         parse_metric(name)
     if not settings.metrics:

@@ -185,6 +185,7 @@ def _advance(
             "epochs": learner.progress.epoch,
             "seconds": round(seconds(), 3),
             "processes": world,
+            "path": learner.path._asdict() if learner.path else None,  # None: resumed after its last epoch
         }
         _finish(out, config, model, units, scaling, splits, results, device, facts)
     del loop

@@ -21,13 +21,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankgrad.arguments import one_of
+from rankgrad.capture import Captured
 from rankgrad.config import Config, Optimiser, Train
-from rankgrad.data.batching import Batch, batches
+from rankgrad.data.batching import Batch, Batches, batches
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.packing import Packed, PackedLists, carried, packed_lists
 from rankgrad.data.randomness import mix
 from rankgrad.evaluate import evaluate, mean
 from rankgrad.metrics import parse_metric
+from rankgrad.models import rounded
 from rankgrad.numerics import usable_bfloat16
+from rankgrad.paths import Path, choose_path
+from rankgrad.update import NUMBERS, Objective, Rounded, Scored, Update, packed_scores, padded_scores, set_rate
 
 LAG = 8  # steps a GPU may be ahead of what the host has read of it
 SCHEDULES = ("constant", "step", "cosine", "plateau")
@@ -80,6 +85,7 @@ class Learner:
     optimiser: torch.optim.Optimizer
     best: dict[str, Tensor] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
+    path: Path | None = None  # how it trains, once it does
 
     def tensors(self) -> dict[str, Tensor]:
         """By name, for a checkpoint."""
@@ -113,17 +119,11 @@ class NonFiniteError(ValueError):
     """A step's loss or gradient was not finite; the weights are those of the step before."""
 
 
-class Objective(NamedTuple):
-    """A loss of scores, labels and mask -> one value per list, and the rule which lists it learns from."""
-
-    values: Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor]
-    teaches: Callable[[Tensor, Tensor], Tensor]
-
-
 def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.Optimizer:
     """Adam or AdamW; fused, because the fused step can refuse itself on the device."""
     kind = OPTIMISERS[one_of("optimiser.name", settings.name, OPTIMISERS)]
-    return kind(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+    on_gpu = next(model.parameters()).is_cuda
+    return kind(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True, capturable=on_gpu)
 
 
 def learning_rate(settings: Optimiser, progress: Progress, steps: int, epochs: int) -> float:
@@ -167,89 +167,95 @@ def train(
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     progress, settings = learner.progress, config.train
     train_set, weights = _weighted(train_set, device)
-    model: nn.Module = learner.model
-    if world > 1:
-        model = nn.parallel.DistributedDataParallel(learner.model)
+    steps = -(-len(train_set) // settings.batch_size)
+    path = choose_path(settings, learner.model, train_set, device, steps=steps * settings.epochs, world=world)
+    learner.path = path
+    randomness = Randomness(settings.seed, rank, device)
     amp = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
+    update = _make_update(learner, objective, train_set, weights, config, device, amp, randomness.generator)
+    step = Captured(update, randomness.generators, device) if path.graph else update
     learner.model.train()
     while not finished(progress, settings):
-        data = batches(
-            train_set,
-            settings.batch_size,
-            list_size=config.data.list_size,
-            seed=settings.seed,
-            epoch=progress.epoch,
-            rank=rank,
-            world=world,
-            device=device,
-            start=progress.step,
-        )
-        steps, readings = progress.step + len(data), Readings(progress, settings.nonfinite, train_set, device)
-        for batch in data:
-            rate = learning_rate(config.optimiser, progress, steps, settings.epochs)
-            with _seeded(settings.seed, progress.epoch, progress.step, rank, device) as generator, usable_bfloat16(amp):
-                with amp:
-                    scores = model(batch.features, batch.mask)
-                report = _update(learner, scores.float(), batch, objective, weights, generator, config, rate, stop())
+        readings = Readings(progress, settings.nonfinite, train_set, device)
+        for batch, lists in _epoch_lists(train_set, config, progress, path, device, rank, world):
+            set_rate(learner.optimiser, learning_rate(config.optimiser, progress, steps, settings.epochs))
+            update.asked = stop()
+            with randomness.at(progress.epoch, progress.step), usable_bfloat16(amp):
+                report = step(batch)
             progress.step += 1
-            stopping = readings.push(report, batch)
+            stopping = readings.push(report, batch.queries) or (world == 1 and update.asked)
             if stopping:
                 readings.finish()
-            yield Step(progress.epoch, progress.step, steps, readings.loss, data.lists)
+            yield Step(progress.epoch, progress.step, steps, readings.loss, lists)
             if stopping:
                 return
         readings.finish()
+        if isinstance(step, Captured) and step.reason is not None:
+            learner.path = path.without("graph", step.reason)
         yield _end_epoch(learner, vali_set, config, device, steps, rank, world)
 
 
-class Report(NamedTuple):
-    """What a step leaves on the device, to be read later."""
-
-    numbers: Tensor  # [4] float64: sum of the lists' losses, sum of their weights, whether refused, whether to stop
-    suspects: Tensor  # [B] bool: lists of this process whose loss or gradient is not finite
-
-
-def _update(
+def _make_update(
     learner: Learner,
-    scores: Tensor,
-    batch: Batch,
     objective: Objective,
+    train_set: RankingDataset,
     weights: Tensor | None,
-    generator: torch.Generator,
     config: Config,
-    rate: float,
-    stop: bool,
-) -> Report:
-    """One step, refused on the device if anything is not finite; nothing is read back here."""
-    scores.retain_grad()
-    values = objective.values(scores, batch.labels, batch.mask, generator)  # [B]
-    share = objective.teaches(batch.labels, batch.mask).to(values.dtype)
-    if weights is not None:
-        share = share * weights[batch.queries].to(values.dtype)
-    local = (values * share).sum()  # a list of share 0 is 0, or NaN if its loss is
-    asked = torch.full((), float(stop), dtype=torch.float64, device=local.device)  # a fill, where a copy would stall
-    totals = torch.stack([local.detach().double(), share.sum().double(), asked])
-    world = 1
-    if dist.is_initialized():
-        world = dist.get_world_size()
-        dist.all_reduce(totals)
-    count = torch.where(totals[1] > 0, totals[1], 1.0)
-    (world * local / count.to(local.dtype)).backward()
-    parameters = [p for p in learner.model.parameters() if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if config.optimiser.clip is not None:
-        nn.utils.clip_grads_with_norm_(parameters, config.optimiser.clip, norm)
-    refused = ~(totals[0].isfinite() & norm.isfinite())
-    for group in learner.optimiser.param_groups:
-        group["lr"] = rate
-    # A fused optimiser leaves weights and moments alone where found_inf is set: nothing has to be asked of the device.
-    learner.optimiser.found_inf = refused.float()  # type: ignore[attr-defined]
-    learner.optimiser.grad_scale = None  # type: ignore[attr-defined]
-    learner.optimiser.step()
-    learner.optimiser.zero_grad(set_to_none=True)
-    assert scores.grad is not None
-    suspects = ~(values.detach().isfinite() & scores.grad.isfinite().flatten(1).all(1))
-    return Report(torch.stack([totals[0], totals[1], refused.double(), totals[2]]), suspects)
+    device: torch.device,
+    amp: torch.autocast,
+    generator: torch.Generator,
+) -> Update:
+    """The step of a run, on the path that was chosen for it."""
+    path, model, settings = learner.path, learner.model, config.train
+    assert path is not None
+    score: Callable[[Any], Scored]
+    rounding = None
+    if path.pack:
+        copied = rounded(model) if settings.precision == "bf16" and device.type == "cuda" else None
+        rounding = None if copied is None else Rounded(model, copied)
+        table = train_set.tensors(device)[:2] if path.resident else None
+        score = packed_scores(
+            copied or model,
+            table,
+            kernel=device.type == "cuda",
+            exact=settings.precision == "float32",
+            compiled=path.compile,
+        )
+    else:
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            model = nn.parallel.DistributedDataParallel(model)
+        score = padded_scores(model, compiled=path.compile)
+    if path.graph:
+        for group in learner.optimiser.param_groups:
+            group["lr"] = torch.as_tensor(group["lr"], device=device, dtype=torch.float32)
+    return Update(
+        score,
+        objective,
+        list(model.parameters()),
+        learner.optimiser,
+        weights=weights,
+        clip=config.optimiser.clip,
+        halts=settings.nonfinite == "stop",
+        amp=amp,
+        generator=generator,
+        rounded=rounding,
+    )
+
+
+def _epoch_lists(
+    data: RankingDataset, config: Config, progress: Progress, path: Path, device: torch.device, rank: int, world: int
+) -> Iterator[tuple[Batch | Packed, int]]:
+    """The batches of an epoch from where the run stands, on the device, each with its number of lists over all processes."""
+    size, home = config.train.batch_size, device if path.resident else torch.device("cpu")
+    common: dict[str, Any] = {"list_size": config.data.list_size, "seed": config.train.seed, "epoch": progress.epoch}
+    common |= {"device": home, "start": progress.step}
+    lists: PackedLists | Batches
+    if path.pack:
+        lists = packed_lists(data, size, **common)
+    else:
+        lists = batches(data, size, rank=rank, world=world, pad="fixed" if path.graph else "longest", **common)
+    items = ((batch, lists.lists) for batch in lists)
+    return items if path.resident else carried(items, data, device)
 
 
 class Readings:
@@ -259,16 +265,16 @@ class Readings:
         self.loss: float | None = None
         self._progress, self._nonfinite, self._query_ids = progress, nonfinite, data.query_ids
         self._lag = 0 if device.type == "cpu" else LAG
-        self._waiting: deque[tuple[Report, torch.cuda.Event | None, Tensor, int]] = deque()
+        self._waiting: deque[tuple[Tensor, torch.cuda.Event | None, Tensor, int]] = deque()
 
-    def push(self, report: Report, batch: Batch) -> bool:
+    def push(self, report: Tensor, queries: Tensor) -> bool:
         """Take a step's report, read the one that is due; True if some process asked to stop."""
         event = None
-        if report.numbers.device.type == "cuda":
-            report = report._replace(numbers=report.numbers.to("cpu", non_blocking=True))
+        if report.device.type == "cuda":
+            report = report.to("cpu", non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-        self._waiting.append((report, event, batch.queries, self._progress.step))
+        self._waiting.append((report, event, queries, self._progress.step))
         return len(self._waiting) > self._lag and self._read()
 
     def finish(self) -> None:
@@ -280,9 +286,9 @@ class Readings:
         report, event, queries, step = self._waiting.popleft()
         if event is not None:
             event.synchronize()
-        total, count, refused, stop = report.numbers.tolist()
+        (total, count, refused, stop), suspects = report[:NUMBERS].tolist(), report[NUMBERS:] > 0
         if refused and self._nonfinite == "stop":
-            ids = self._query_ids[_marked(len(self._query_ids), queries, report.suspects)].tolist()
+            ids = self._query_ids[_marked(len(self._query_ids), queries, suspects.to(queries.device))].tolist()
             more = f" and {len(ids) - 100} more" if len(ids) > 100 else ""
             raise NonFiniteError(
                 f"the loss or gradient of step {step} in epoch {self._progress.epoch + 1} was not finite and the step was "
@@ -352,19 +358,34 @@ def _weighted(data: RankingDataset, device: torch.device) -> tuple[RankingDatase
     return data, torch.from_numpy(np.array(data.weights)).to(device)
 
 
-@contextlib.contextmanager
-def _seeded(seed: int, epoch: int, step: int, rank: int, device: torch.device) -> Iterator[torch.Generator]:
-    """Make dropout and the losses' noise functions of where the run is: gives the losses' generator.
+class Randomness:
+    """Makes dropout and the losses' noise functions of where the run is."""
 
-    torch's own random state is the caller's again afterwards.
-    """
-    key = torch.tensor(seed, dtype=torch.int64)
-    for number in (epoch, step, rank):
-        key = mix(key + 1 + number)
-    number = int(key) & (2**63 - 1)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(number)
-        yield torch.Generator(device).manual_seed(number ^ 1)
+    def __init__(self, seed: int, rank: int, device: torch.device) -> None:
+        self._seed, self._rank = seed, rank
+        self.generator = torch.Generator(device)  # of the losses
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._models = torch.cuda.default_generators[index]
+        else:
+            self._models = torch.default_generator
+        self.generators = (self._models, self.generator)
+
+    @contextlib.contextmanager
+    def at(self, epoch: int, step: int) -> Iterator[None]:
+        """In here random numbers belong to a step; afterwards torch's own random state is the caller's again."""
+        key = np.array(self._seed, np.int64)
+        with np.errstate(over="ignore"):
+            for number in (epoch, step, self._rank):
+                key = mix(key + 1 + number)
+        number = int(key) & (2**63 - 1)
+        before = self._models.get_state()
+        self._models.manual_seed(number)
+        self.generator.manual_seed(number ^ 1)
+        try:
+            yield
+        finally:
+            self._models.set_state(before)
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

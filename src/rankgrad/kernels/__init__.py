@@ -18,6 +18,7 @@ import os
 import torch
 from torch import Tensor
 
+LARGEST_HEAD = 128  # wider heads of attention would not fit the registers
 LONGEST_IN_REGISTERS = 256  # documents: a relaxed sort keeps the matrix of such a list; longer ones go tile by tile
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -49,6 +50,24 @@ def choose(backend: str, scores: Tensor) -> str:
 def in_registers(scores: Tensor) -> bool:
     """Whether relaxed sorts of scores [..., L] are for `rankgrad.kernels.scaled_sort`, or for `rankgrad.kernels.long_sort`."""
     return scores.shape[-1] <= LONGEST_IN_REGISTERS
+
+
+def why_no_attention(device: torch.device, head: int) -> str:
+    """What keeps the attention kernel from heads of `head` dimensions on a device; empty if nothing does.
+
+    >>> why_no_attention(torch.device("cpu"), 96)
+    'the attention kernel needs a CUDA device'
+    """
+    if device.type != "cuda":
+        return "the attention kernel needs a CUDA device"
+    if head > LARGEST_HEAD:
+        return f"the attention kernel takes heads of up to {LARGEST_HEAD} dimensions, got {head}"
+    return "" if _installed() else "triton is not installed"
+
+
+def why_no_compiler(device: torch.device) -> str:
+    """What keeps torch.compile from a device; empty if nothing does."""
+    return "" if device.type != "cuda" or _installed() else "triton is not installed"
 
 
 def _why_not(scores: Tensor) -> str:

@@ -1,0 +1,124 @@
+"""Which path a run takes, why not another, and that all of them learn the same."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from rankgrad.config import Model, Train
+from rankgrad.models import MLP, Transformer
+from rankgrad.paths import choose_path
+from rankgrad.resolve import make_objective, resolve
+from rankgrad.train import Epoch, train
+from test_train import CONFIG, CPU, TRAIN, VALI, learner_of, run, with_
+
+CUDA = torch.device("cuda")
+BIG = Transformer(136, width=8, feedforward=8)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine that says it has a GPU with 1 MiB of free memory."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**21))
+    monkeypatch.setattr("rankgrad.kernels._installed", lambda: True)
+
+
+def test_a_gpu_takes_everything_and_a_cpu_nothing_but_its_own_memory(gpu):
+    on_gpu = choose_path(Train(), BIG, TRAIN, CUDA, steps=10_000)
+    assert on_gpu[:4] == (True, True, True, True) and not on_gpu.why_not
+    on_cpu = choose_path(Train(), BIG, TRAIN, CPU, steps=10_000)
+    assert on_cpu[:4] == (True, False, False, False) and set(on_cpu.why_not) == {"pack", "compile", "graph"}
+
+
+def test_what_is_off_has_a_reason(gpu, monkeypatch):
+    short = choose_path(Train(), BIG, TRAIN, CUDA, steps=100)
+    assert short.graph and not short.compile and "100 steps" in short.why_not["compile"]
+    shared = choose_path(Train(), BIG, TRAIN, CUDA, steps=10_000, world=2)
+    assert shared[:4] == (True, False, False, False) and "2 share" in shared.why_not["graph"]
+    wide = choose_path(Train(), Transformer(136, width=256), TRAIN, CUDA, steps=10_000)
+    assert not wide.pack and wide.graph and "got 256" in wide.why_not["pack"]
+    own = choose_path(Train(), torch.nn.Linear(1, 1), TRAIN, CUDA, steps=10_000)
+    assert not own.pack and "Linear has no method packed" in own.why_not["pack"]
+    asked = choose_path(Train(graph=False), MLP(136), TRAIN, CUDA, steps=10_000)
+    assert not asked.graph and asked.why_not == {"graph": "not asked for"}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**10, 2**21))
+    large = choose_path(Train(), BIG, TRAIN, CUDA, steps=10_000)
+    assert not large.resident and large.pack and "GiB" in large.why_not["resident"]
+    monkeypatch.setattr("rankgrad.kernels._installed", lambda: False)
+    bare = choose_path(Train(), BIG, TRAIN, CUDA, steps=10_000)
+    assert not bare.compile and bare.why_not["compile"] == "triton is not installed"
+
+
+def test_what_cannot_be_done_is_refused_when_asked_for():
+    with pytest.raises(ValueError, match="train.graph = true cannot be done here: CUDA graphs need a CUDA device; say"):
+        choose_path(Train(graph=True), BIG, TRAIN, CPU, steps=10)
+    with pytest.raises(ValueError, match="train.pack = true cannot be done here: it works for one process"):
+        choose_path(Train(pack=True), BIG, TRAIN, CPU, steps=10, world=3)
+    with pytest.raises(ValueError, match="train.pack must be 'auto', true or false, got 'yes'"):
+        resolve(with_(train_pack="yes"))
+
+
+PATHS = [{"pack": True}, {"resident": False}, {"pack": True, "resident": False}]
+if torch.cuda.is_available():
+    PATHS += [{"graph": True}, {"pack": True, "graph": True}, {"pack": True, "graph": True, "resident": False}]
+
+
+def ended(config, device, **changes):
+    """Metrics and losses of a run, and its weights, but for the keys' bias, which has no gradient."""
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, device=device.type, **changes))
+    learner = learner_of(config)
+    learner.model.to(device)
+    events = list(train(learner, make_objective(config), TRAIN, VALI, config, device))
+    for name, wish in changes.items():
+        assert getattr(learner.path, name) == wish, learner.path
+    weights = {k: v.cpu() for k, v in learner.model.state_dict().items() if not k.endswith("key.bias")}
+    return [e for e in events if isinstance(e, Epoch)], weights
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.parametrize("kind", ["transformer", "mlp"])
+@pytest.mark.parametrize("loss", ["neural_ndcg", "rmse"])
+def test_every_path_learns_the_same(path, kind, loss):
+    device = CUDA if torch.cuda.is_available() else CPU
+    model = Model(kind=kind, width=8, layers=1, heads=2, feedforward=16, hidden=(8,), dropout=0.0)
+    config = dataclasses.replace(with_(loss_name=loss, data_list_size=6, train_epochs=6), model=model)
+    off = {"pack": False, "graph": False, "compile": False, "resident": True}
+    expected, weights = ended(config, device, **off)
+    found, others = ended(config, device, **{**off, **path})
+    assert [e.loss for e in found] == pytest.approx([e.loss for e in expected], abs=2e-5)
+    assert [e.metric for e in found] == pytest.approx([e.metric for e in expected], abs=2e-3)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(others[name], tensor, atol=2e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("at", [2, 5])
+def test_a_packed_run_resumes_exactly(at):
+    config = with_(loss_name="xe_ndcg", data_list_size=6, train_pack=True)
+    whole, expected, _ = run(config)
+    count = 0
+
+    def stop():
+        nonlocal count
+        count += 1
+        return count == at
+
+    first, before, _ = run(config, stop=stop)
+    second = learner_of(config, seed=5)
+    second.restore({name: tensor.clone() for name, tensor in first.tensors().items()}, first.facts())
+    _, after, _ = run(config, learner=second)
+    assert before + after == expected
+    assert all(torch.equal(tensor, second.tensors()[name]) for name, tensor in whole.tensors().items())
+
+
+def test_units_and_weights_reach_the_packed_step():
+    import numpy as np
+
+    weights = np.linspace(0.5, 2.0, len(TRAIN))
+    data = dataclasses.replace(TRAIN, weights=weights)
+    config = with_(loss_name="lambdarank", model_dropout=0.0)
+    _, expected, _ = run(config, data)
+    _, found, _ = run(with_(config, train_pack=True), data)
+    assert [e.loss for e in found] == pytest.approx([e.loss for e in expected], abs=1e-6)
+    unweighted = run(config)[1]
+    assert found[0].loss != pytest.approx(unweighted[0].loss, abs=1e-4)
+    assert CONFIG.train.pack == "auto"
