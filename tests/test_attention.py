@@ -71,6 +71,12 @@ def test_values_and_gradients_of_lists_of_every_length():
     agree(*case((5, 40, 1, 0, 33), 1, 24), 0.0, 1e-5)
 
 
+def test_blocks_need_not_be_square(monkeypatch):
+    monkeypatch.setattr("rankgrad.kernels.attention._BACKWARD", {True: (32, 16, 4, 1)})
+    monkeypatch.setattr("rankgrad.kernels.attention._FORWARD", {True: (16, 32, 4, 1)})
+    agree(*case((5, 40), 1, 24), 0.2, 1e-5)
+
+
 def test_heads_do_not_mix():
     agree(*case((3, 7), 2, 16), 0.0, 1e-5)
 

@@ -1,15 +1,47 @@
-"""Steps recorded as CUDA graphs and replayed: the host says "again" instead of a thousand launches.
+"""Functions compiled, and steps recorded as CUDA graphs and replayed: the host says "again" instead of a thousand launches.
 
-Room 5: imports nothing of rankgrad. A graph repeats the same kernels on the same memory, so what changes from step to step
+Room 5: imports nothing of rankgrad. What fails to be compiled or recorded is computed as it is, and `reason` says why, or it is
+a ValueError where it was asked for by name (`required`). A graph repeats the same kernels on the same memory, so what changes from step to step
 comes in through tensors of its own, and there is one graph for each shape. Random numbers are those the generators give
 when a graph is replayed, the same as without it.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+class Compiler:
+    """Compiles functions by torch.compile, once for all sizes of batches; leaves them alone if it is not `on`."""
+
+    def __init__(self, *, on: bool, required: bool = False) -> None:
+        self.on, self.reason = on, ""
+        self._required = required
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, compiled when it is first called."""
+        if not self.on:
+            return function
+        made = torch.compile(function, dynamic=True)
+
+        def call(*given: Any) -> Any:
+            if not self.reason:
+                try:
+                    with warnings.catch_warnings():  # its advice on TF32 is what `precision` decides
+                        warnings.simplefilter("ignore")
+                        return made(*given)
+                except RuntimeError as error:
+                    if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                        raise
+                    self.reason = f"the step cannot be compiled: {_first_line(error)}"
+                    if self._required:
+                        raise ValueError(f"train.compile = true: {self.reason}; say 'auto' or false") from error
+            return function(*given)
+
+        return call
 
 
 class Slot:
@@ -31,13 +63,19 @@ class Captured:
     """function(batch) -> tensor, recorded the second time a shape comes and then replayed; a batch is a named tuple.
 
     The first time it is computed as it is: whatever is compiled or allocated once is so by then. The output is overwritten by
-    the next call. If the function cannot be recorded, `reason` says why, and it is computed as it is from then on.
+    the next call.
     """
 
     def __init__(
-        self, function: Callable[[Any], Tensor], generators: Sequence[torch.Generator], device: torch.device
+        self,
+        function: Callable[[Any], Tensor],
+        generators: Sequence[torch.Generator],
+        device: torch.device,
+        *,
+        required: bool = False,
     ) -> None:
-        self.reason: str | None = None
+        self.reason = ""
+        self._required = required
         self._function, self._generators = function, generators
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -51,7 +89,7 @@ class Captured:
             slot = self._slots[key] = Slot(batch)
             return self._compute(slot)
         slot.fill(batch)
-        if slot.graph is None and self.reason is None:
+        if slot.graph is None and not self.reason:
             self._record(slot)
         if slot.graph is None:
             return self._compute(slot)
@@ -77,9 +115,15 @@ class Captured:
                 slot.output = self._function(slot.batch)
         except RuntimeError as error:
             cause = error.__context__ or error  # the end of a broken recording is an error of its own
-            self.reason = f"the step cannot be recorded: {str(cause).strip().splitlines()[0]}"
+            self.reason = f"the step cannot be recorded: {_first_line(cause)}"
             for generator in self._generators:  # their states still wait for the end of the recording
                 generator.graphsafe_set_state(generator.clone_state())
             torch.cuda.synchronize()
+            if self._required:
+                raise ValueError(f"train.graph = true: {self.reason}; say 'auto' or false") from error
         else:
             slot.graph = graph
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -32,9 +32,10 @@ class Path(NamedTuple):
     graph: bool
     why_not: dict[str, str]
 
-    def without(self, name: str, reason: str) -> "Path":
-        """The same with one of them off."""
-        return self._replace(**{name: False}, why_not=self.why_not | {name: reason})
+    def without(self, **reasons: str) -> "Path":
+        """The same with those off that have a reason."""
+        off = {name: reason for name, reason in reasons.items() if reason}
+        return self._replace(**dict.fromkeys(off, False), why_not=self.why_not | off)
 
 
 def choose_path(

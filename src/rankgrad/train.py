@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankgrad.arguments import one_of
-from rankgrad.capture import Captured
+from rankgrad.capture import Captured, Compiler
 from rankgrad.config import Config, Optimiser, Train
 from rankgrad.data.batching import Batch, Batches, batches
 from rankgrad.data.dataset import RankingDataset
@@ -32,7 +32,7 @@ from rankgrad.metrics import parse_metric
 from rankgrad.models import rounded
 from rankgrad.numerics import usable_bfloat16
 from rankgrad.paths import Path, choose_path
-from rankgrad.update import NUMBERS, Objective, Rounded, Scored, Update, packed_scores, padded_scores, set_rate
+from rankgrad.update import NUMBERS, Objective, Rounded, Scored, Update, packed_scores, padded_scores
 
 LAG = 8  # steps a GPU may be ahead of what the host has read of it
 SCHEDULES = ("constant", "step", "cosine", "plateau")
@@ -170,16 +170,18 @@ def train(
     steps = -(-len(train_set) // settings.batch_size)
     path = choose_path(settings, learner.model, train_set, device, steps=steps * settings.epochs, world=world)
     learner.path = path
+    learner.model.train()
     randomness = Randomness(settings.seed, rank, device)
     amp = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
-    update = _make_update(learner, objective, train_set, weights, config, device, amp, randomness.generator)
-    step = Captured(update, randomness.generators, device) if path.graph else update
-    learner.model.train()
+    compiler = Compiler(on=path.compile, required=settings.compile is True)
+    update = _make_update(learner, objective, train_set, weights, config, path, amp, randomness.generator, compiler)
+    step: Callable[[Any], Tensor] = update
+    if path.graph:
+        step = Captured(update, randomness.generators, device, required=settings.graph is True)
     while not finished(progress, settings):
         readings = Readings(progress, settings.nonfinite, train_set, device)
         for batch, lists in _epoch_lists(train_set, config, progress, path, device, rank, world):
-            set_rate(learner.optimiser, learning_rate(config.optimiser, progress, steps, settings.epochs))
-            update.asked = stop()
+            update.prepare(learning_rate(config.optimiser, progress, steps, settings.epochs), asked=stop())
             with randomness.at(progress.epoch, progress.step), usable_bfloat16(amp):
                 report = step(batch)
             progress.step += 1
@@ -190,8 +192,7 @@ def train(
             if stopping:
                 return
         readings.finish()
-        if isinstance(step, Captured) and step.reason is not None:
-            learner.path = path.without("graph", step.reason)
+        learner.path = path.without(compile=compiler.reason, graph=getattr(step, "reason", ""))
         yield _end_epoch(learner, vali_set, config, device, steps, rank, world)
 
 
@@ -201,31 +202,26 @@ def _make_update(
     train_set: RankingDataset,
     weights: Tensor | None,
     config: Config,
-    device: torch.device,
+    path: Path,
     amp: torch.autocast,
     generator: torch.Generator,
+    compiler: Compiler,
 ) -> Update:
     """The step of a run, on the path that was chosen for it."""
-    path, model, settings = learner.path, learner.model, config.train
-    assert path is not None
+    model, settings, device = learner.model, config.train, generator.device
     score: Callable[[Any], Scored]
     rounding = None
     if path.pack:
-        copied = rounded(model) if settings.precision == "bf16" and device.type == "cuda" else None
-        rounding = None if copied is None else Rounded(model, copied)
+        twin = rounded(model) if settings.precision == "bf16" and device.type == "cuda" else None
+        rounding = None if twin is None else Rounded(model, twin)
         table = train_set.tensors(device)[:2] if path.resident else None
-        score = packed_scores(
-            copied or model,
-            table,
-            kernel=device.type == "cuda",
-            exact=settings.precision == "float32",
-            compiled=path.compile,
-        )
+        on_gpu, exact = device.type == "cuda", settings.precision == "float32"
+        score = packed_scores(twin or model, table, compiler, kernel=on_gpu, exact=exact)
     else:
         if dist.is_initialized() and dist.get_world_size() > 1:
             model = nn.parallel.DistributedDataParallel(model)
-        score = padded_scores(model, compiled=path.compile)
-    if path.graph:
+        score = padded_scores(model, compiler)
+    if path.graph:  # which reads the rate from the device
         for group in learner.optimiser.param_groups:
             group["lr"] = torch.as_tensor(group["lr"], device=device, dtype=torch.float32)
     return Update(
@@ -239,6 +235,7 @@ def _make_update(
         amp=amp,
         generator=generator,
         rounded=rounding,
+        compiler=compiler,
     )
 
 

@@ -4,7 +4,6 @@ Everything here may be recorded as a CUDA graph (capture.py): shapes are known b
 from step to step is in tensors: the batch, the learning rate, the generators' states.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rankgrad.capture import Compiler
 from rankgrad.data.batching import Batch
 from rankgrad.data.packing import Packed, padded
 from rankgrad.models import EndToEnd
@@ -35,27 +35,29 @@ class Scored(NamedTuple):
 
 
 class Rounded:
-    """The bfloat16 weights that products read, beside those that learn: one copy of all of them a step, and one of the gradients."""
+    """The bfloat16 weights of a twin that a model's products read. All lie in one tensor, so that one kernel rounds them."""
 
-    def __init__(self, model: nn.Module, copied: nn.Module) -> None:
-        self._own: list[Tensor] = list(model.parameters())
-        self._copies: list[Tensor] = list(copied.parameters())
+    def __init__(self, model: nn.Module, twin: nn.Module) -> None:
+        pairs = [(own, its) for own, its in zip(model.parameters(), twin.parameters()) if own is not its]
+        self._own, self._its = [own for own, _ in pairs], [its for _, its in pairs]
+        sizes = [own.numel() for own in self._own]
+        self._weights = torch.cat([own.detach().flatten() for own in self._own])
+        self._rounded = self._weights.bfloat16()
+        self._gradient = torch.empty_like(self._weights)
+        self._slopes = [part.view_as(own) for part, own in zip(self._gradient.split(sizes), self._own)]
+        for (own, its), weights, low in zip(pairs, self._weights.split(sizes), self._rounded.split(sizes)):
+            own.data, its.data = weights.view_as(own), low.view_as(its)
 
     def refresh(self) -> None:
         """Round what was learned."""
-        with torch.no_grad():
-            torch._foreach_copy_(self._copies, self._own)
+        self._rounded.copy_(self._weights)
 
     def collect(self) -> None:
         """Give the gradients to the weights that learn."""
-        taught, given = [], []
-        for own, copied in zip(self._own, self._copies):
-            if copied.grad is not None:
-                own.grad = torch.empty_like(own)
-                taught.append(own.grad)
-                given.append(copied.grad)
-                copied.grad = None
-        torch._foreach_copy_(taught, given)
+        slopes = [torch.zeros_like(its) if its.grad is None else its.grad for its in self._its]
+        self._gradient.copy_(torch.cat([slope.flatten() for slope in slopes]))
+        for own, its, slope in zip(self._own, self._its, self._slopes):
+            own.grad, its.grad = slope, None
 
 
 class Update:
@@ -78,13 +80,29 @@ class Update:
         halts: bool,
         amp: torch.autocast,
         generator: torch.Generator,
-        rounded: Rounded | None = None,
+        rounded: Rounded | None,
+        compiler: Compiler,
     ) -> None:
-        self._rounded = rounded
         self.asked = False  # this process was asked to stop
+        self._rate: float | None = None
         self._score, self._objective, self._parameters, self._optimiser = score, objective, parameters, optimiser
         self._weights, self._clip, self._halts, self._amp, self._generator = weights, clip, halts, amp, generator
+        self._rounded = rounded
         self._halted = torch.zeros((), dtype=torch.bool, device=parameters[0].device)
+        self._world = dist.get_world_size() if dist.is_initialized() else 1
+        self._weigh, self._judge = compiler(self._weighed), compiler(_judged)
+
+    def prepare(self, rate: float, *, asked: bool) -> None:
+        """Give the next step its learning rate; a rate that a graph reads is a tensor and stays where it is."""
+        self.asked = asked
+        if rate == self._rate:
+            return
+        self._rate = rate
+        for group in self._optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def __call__(self, batch: Any) -> Tensor:
         """Learn from a batch."""
@@ -95,50 +113,58 @@ class Update:
         scores = output.float()
         scores.retain_grad()
         values = self._objective.values(scores, labels, mask, self._generator)  # [B]
-        share = self._objective.teaches(labels, mask).to(values.dtype)
-        if self._weights is not None:
-            share = share * self._weights[batch.queries].to(values.dtype)
-        local = (values * share).sum()  # a list of share 0 is 0, or NaN if its loss is
-        totals = torch.stack([local.detach().double(), share.sum().double(), local.new_zeros((), dtype=torch.float64)])
-        world = 1
-        if dist.is_initialized():
-            world = dist.get_world_size()
-            totals[2].fill_(float(self.asked))  # a fill, where a copy would stall
-            dist.all_reduce(totals)
-        count = torch.where(totals[1] > 0, totals[1], 1.0)
-        (world * local / count.to(local.dtype)).backward()
-        refused = self._apply(totals[0])
-        assert scores.grad is not None
-        suspects = ~(values.detach().isfinite() & scores.grad.isfinite().flatten(1).all(1))
-        return torch.cat([totals[:2], refused.double()[None], totals[2:], suspects.double()])
-
-    def _apply(self, loss: Tensor) -> Tensor:
-        """Change the weights unless loss or gradient is not finite; whether that was so."""
+        totals, slope = self._weigh(values.detach(), labels, mask, batch.queries)
+        values.backward(slope)
         if self._rounded is not None:
             self._rounded.collect()
         parameters = [p for p in self._parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norms = torch.stack(torch._foreach_norm([p.grad for p in parameters if p.grad is not None]))
+        assert scores.grad is not None
+        report, found, norm = self._judge(totals, norms, values.detach(), scores.grad, self._halted)
+        if self._halts:
+            self._halted.copy_(found)
         if self._clip is not None:
             nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
-        refused = ~(loss.isfinite() & norm.isfinite()) | self._halted
-        if self._halts:
-            self._halted.copy_(refused)
         # A fused optimiser leaves weights and moments alone where found_inf is set: nothing has to be asked of the device.
-        self._optimiser.found_inf = refused.float()  # type: ignore[attr-defined]
+        self._optimiser.found_inf = found  # type: ignore[attr-defined]
         self._optimiser.grad_scale = None  # type: ignore[attr-defined]
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
-        return refused
+        return report
+
+    def _weighed(self, values: Tensor, labels: Tensor, mask: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of losses, of weights, and of who asked to stop [3] float64; and d loss / d values [B]."""
+        share = self._objective.teaches(labels, mask).to(values.dtype)
+        if self._weights is not None:
+            share = share * self._weights[queries].to(values.dtype)
+        local = (values * share).sum()  # a list of share 0 is 0, or NaN if its loss is
+        totals = torch.stack([local.double(), share.sum().double(), local.new_zeros((), dtype=torch.float64)])
+        if self._world > 1:
+            totals[2].fill_(float(self.asked))  # a fill, where a copy would stall
+            dist.all_reduce(totals)
+        count = torch.where(totals[1] > 0, totals[1], 1.0)
+        return totals, share * (self._world / count).to(share.dtype)
 
 
-def padded_scores(model: nn.Module, *, compiled: bool) -> Callable[[Batch], Scored]:
+def _judged(
+    totals: Tensor, norms: Tensor, values: Tensor, gradient: Tensor, halted: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The report of a step, 1 or 0 for whether it is refused, and the norm of the gradient."""
+    norm = torch.linalg.vector_norm(norms)
+    refused = ~(totals[0].isfinite() & norm.isfinite()) | halted
+    suspects = ~(values.isfinite() & gradient.isfinite().flatten(1).all(1))
+    report = torch.cat([totals[:2], refused.double()[None], totals[2:], suspects.double()])
+    return report, refused.float(), norm
+
+
+def padded_scores(model: nn.Module, compiler: Compiler) -> Callable[[Batch], Scored]:
     """How a model scores padded batches."""
-    chosen = _compiled(model) if compiled else model
+    chosen = compiler(model)
     return lambda batch: Scored(chosen(batch.features, batch.mask), batch.labels, batch.mask)
 
 
 def packed_scores(
-    model: Any, table: tuple[Tensor, Tensor] | None, *, kernel: bool, exact: bool, compiled: bool
+    model: Any, table: tuple[Tensor, Tensor] | None, compiler: Compiler, *, kernel: bool, exact: bool
 ) -> Callable[[Packed], Scored]:
     """How a model scores lists end to end; `table` holds the documents (features, labels) that rows count, None: the batch does."""
 
@@ -153,7 +179,7 @@ def packed_scores(
         flat = scores.new_zeros(lists * width + 1, *scores.shape[1:]).index_copy(0, slots, scores)
         return flat[:-1].unflatten(0, (lists, width)), *padded(rows, offsets, lists, width, labels)
 
-    chosen = _compiled(look) if compiled else look
+    chosen = compiler(look)
 
     def score(batch: Packed) -> Scored:
         features, labels = (batch.features, batch.labels) if table is None else table
@@ -162,24 +188,3 @@ def packed_scores(
         return Scored(*chosen(features, labels, batch.rows, batch.slots, batch.offsets, batch.queries, batch.width))
 
     return score
-
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, compiled once for all sizes of batches."""
-    made = torch.compile(function, dynamic=True)
-
-    def call(*given: Any) -> Any:
-        with warnings.catch_warnings():  # its advice on TF32 is what `precision` decides
-            warnings.simplefilter("ignore")
-            return made(*given)
-
-    return call
-
-
-def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """Let the next step have this learning rate; a rate that a graph reads is a tensor and stays where it is."""
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate

@@ -71,11 +71,10 @@ class PackedLists(Iterator[Packed]):
         self._widths = widths[np.searchsorted(widths, longest)]
         filled = -(-count.sum(1) // ROWS_AT_ONCE) * ROWS_AT_ONCE
         self._begins = np.concatenate([[0], np.cumsum(filled)])
-        offsets = [_offsets(*step) for step in zip(count, filled.tolist(), self._widths.tolist())]
-        self._offset_begins = np.concatenate([[0], np.cumsum([len(o) for o in offsets])]).tolist()
+        offsets, self._offset_begins = _offsets(count, filled, self._widths)
         _, labels, first_rows = dataset.tensors(device)
         self._make(dataset, labels, first_rows, chosen, count, filled, list_size, seed, epoch)
-        self._offsets = torch.from_numpy(np.concatenate(offsets)).to(labels.device)
+        self._offsets = torch.from_numpy(offsets).to(labels.device)
         self._begins = self._begins.tolist()
 
     def _make(
@@ -182,12 +181,20 @@ def carried(
         yield batch._make(moved), lists
 
 
-def _offsets(count: np.ndarray, filled: int, width: int) -> np.ndarray:
-    """Where the lists of a step begin and end, then the filling in lists of up to `width`; a fixed number of lists."""
-    ends = np.cumsum(count)
-    fillings = -(-(ROWS_AT_ONCE - 1) // width)
-    filling = np.minimum(ends[-1] + width * np.arange(1, fillings + 1), filled)
-    return np.concatenate([[0], ends, filling]).astype(np.int32)
+def _offsets(count: np.ndarray, filled: np.ndarray, widths: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Where the lists of all steps begin and end, their fillings in lists of up to `width`, and where each step's part begins.
+
+    How many lists a filling is cut into depends on the width alone: some may be of no length.
+    """
+    lists = count.shape[1]
+    ends = np.concatenate([np.zeros((len(count), 1), np.int64), np.cumsum(count, 1)], 1)  # [S, B + 1]
+    sizes = lists + 1 + -(-(ROWS_AT_ONCE - 1) // widths)
+    begins = np.concatenate([[0], np.cumsum(sizes)])
+    step = np.repeat(np.arange(len(count)), sizes)
+    place = np.arange(len(step)) - begins[step]
+    filling = np.minimum(ends[step, -1] + widths[step] * (place - lists), filled[step])
+    offsets = np.where(place <= lists, ends[step, np.minimum(place, lists)], filling)
+    return offsets.astype(np.int32), begins.tolist()
 
 
 def ahead(source: Iterator[Given], make: Callable[[Given], Made]) -> Iterator[Made]:

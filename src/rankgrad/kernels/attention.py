@@ -9,6 +9,7 @@ weights dropout keeps is a hash of (seed, head, row, column), computed again in 
 """
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -16,14 +17,19 @@ import triton.language as tl
 from torch import Tensor
 
 _LOG2E = math.log2(math.e)
+# rows and columns of a block, warps, stages; by whether the projection is float32 (benchmarks/RESULTS.md has others)
+_FORWARD = {False: (64, 64, 4, 1), True: (32, 32, 4, 2)}
+_BACKWARD = {False: (64, 32, 4, 1), True: (32, 32, 4, 2)}
 
 
 @triton.jit
 def _keep(seed, head, i, j, threshold):
     """A hash of where a weight stands, [I, J]: True with probability 1 - threshold / 2^31."""
     x = (i.to(tl.uint32) * 0x9E3779B1)[:, None] ^ (j.to(tl.uint32) * 0x85EBCA77)[None, :]
-    x = x ^ (seed + head * 0x9E37).to(tl.uint32)
+    word = (seed + head * 0x9E37).to(tl.uint32)
+    x = x ^ word
     x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = x ^ (word * 0xC2B2AE3D)  # twice, so that masks of two seeds are not the same but for their order
     x = (x ^ (x >> 15)) * 0x846CA68B
     x = x ^ (x >> 16)
     return (x >> 1).to(tl.int32) >= threshold
@@ -168,12 +174,20 @@ def list_attention(
     rows, _, heads, width = qkv.shape
     out = qkv.new_empty(rows, heads, width)
     logs = qkv.new_empty(heads, rows, dtype=torch.float32)
-    size, block, warps, meta = _meta(qkv, dropout, exact)
+    meta = _meta(qkv, dropout, exact, _FORWARD)
     with torch.cuda.device_of(qkv):
-        _forward[(triton.cdiv(longest, block), len(offsets) - 1, heads)](
-            qkv, offsets, seed, out, logs, rows, _LOG2E / math.sqrt(width), int(dropout * 2**31), 1 / (1 - dropout),
-            H=heads, D=width, N=size, BI=block, BJ=block, num_warps=warps, **meta,
-        )  # fmt: skip
+        _forward[(triton.cdiv(longest, meta["BI"]), len(offsets) - 1, heads)](
+            qkv,
+            offsets,
+            seed,
+            out,
+            logs,
+            rows,
+            _LOG2E / math.sqrt(width),
+            int(dropout * 2**31),
+            1 / (1 - dropout),
+            **meta,
+        )
     return out, logs
 
 
@@ -192,23 +206,30 @@ def list_attention_backward(
     """d/d projection, [T, 3, H, D]."""
     rows, _, heads, width = qkv.shape
     into = torch.empty_like(qkv)
-    size, block, warps, meta = _meta(qkv, dropout, exact)
-    blocks = triton.cdiv(longest, block)
+    meta = _meta(qkv, dropout, exact, _BACKWARD)
+    blocks = triton.cdiv(longest, meta["BI"])
     with torch.cuda.device_of(qkv):
         _backward[(2 * blocks, len(offsets) - 1, heads)](
             qkv, offsets, seed, out, logs, grad.contiguous(), into, rows, _LOG2E / math.sqrt(width),
-            int(dropout * 2**31), 1 / (1 - dropout), blocks,
-            H=heads, D=width, N=size, BI=block, BJ=block, num_warps=warps, **meta,
+            int(dropout * 2**31), 1 / (1 - dropout), blocks, **meta,
         )  # fmt: skip
     return into
 
 
-def _meta(qkv: Tensor, dropout: float, exact: bool) -> tuple[int, int, int, dict[str, object]]:
-    """Padded head, block of rows, warps, and the kernels' other constants."""
-    size = max(16, triton.next_power_of_2(qkv.shape[-1]))
-    block, warps = (32, 4) if qkv.dtype == torch.float32 else (64, 4)
-    precision = "ieee" if exact else "tf32"
-    return size, block, warps, {"DROPOUT": dropout > 0, "PRECISION": precision, "num_stages": 2}
+def _meta(qkv: Tensor, dropout: float, exact: bool, table: dict[bool, tuple[int, int, int, int]]) -> dict[str, Any]:
+    """The kernels' constants."""
+    rows, columns, warps, stages = table[qkv.dtype == torch.float32]
+    return {
+        "H": qkv.shape[-2],
+        "D": qkv.shape[-1],
+        "N": max(16, triton.next_power_of_2(qkv.shape[-1])),
+        "BI": rows,
+        "BJ": columns,
+        "DROPOUT": dropout > 0,
+        "PRECISION": "ieee" if exact else "tf32",
+        "num_warps": warps,
+        "num_stages": stages,
+    }
 
 
 @list_attention.register_fake
@@ -224,15 +245,15 @@ def _(
     return torch.empty_like(qkv)
 
 
-def _setup(ctx: object, inputs: tuple[object, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     qkv, offsets, longest, dropout, seed, exact = inputs
-    ctx.save_for_backward(qkv, offsets, seed, *output)  # type: ignore[attr-defined]
-    ctx.how = longest, dropout, exact  # type: ignore[attr-defined]
+    ctx.save_for_backward(qkv, offsets, seed, *output)
+    ctx.how = longest, dropout, exact
 
 
-def _gradient(ctx: object, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    qkv, offsets, seed, out, logs = ctx.saved_tensors  # type: ignore[attr-defined]
-    longest, dropout, exact = ctx.how  # type: ignore[attr-defined]
+def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    qkv, offsets, seed, out, logs = ctx.saved_tensors
+    longest, dropout, exact = ctx.how
     into = list_attention_backward(grad, qkv, offsets, out, logs, longest, dropout, seed, exact)
     return into, None, None, None, None, None
 
