@@ -19,7 +19,19 @@ ROOMS = {
     "training": (
         [
             *["config", "recipes", "checkpoint", "processes", "numerics", "significance", "capture"],
-            *["paths", "update", "evaluate", "queries", "records", "train", "resolve", "splits", "run", "ensemble", "trees"],
+            *[
+                "paths",
+                "update",
+                "evaluate",
+                "queries",
+                "records",
+                "train",
+                "resolve",
+                "splits",
+                "run",
+                "ensemble",
+                "trees",
+            ],
         ],
         ["data", "kernels", "mathematics", "models"],
     ),

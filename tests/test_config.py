@@ -19,7 +19,9 @@ FULL = Config(
     ),
     loss=Loss("neural_ndcg@10", {"tau": 1e-07, "samples": 4, "log_scores": False, "perturb": "allrank"}),
     optimiser=Optimiser("adamw", 3e-4, 0.01, 1.5, "plateau", (3, 5), 0.5, 2, 10),
-    train=Train(7, 16, 2**40, "map", "last", 3, "skip", "cpu", "bf16", 2, False, ("map", "err@5"), False, "auto", True, False),
+    train=Train(
+        7, 16, 2**40, "map", "last", 3, "skip", "cpu", "bf16", 2, False, ("map", "err@5"), False, "auto", True, False
+    ),
 )
 
 
