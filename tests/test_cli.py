@@ -401,7 +401,10 @@ def test_report_says_where_it_wrote_and_how_much(run, trained, tmp_path, monkeyp
     assert "<title>first " in (tmp_path / "report.html").read_text()
 
 
-PAGES = ["docs/command-line.md", "docs/report.md", "docs/practitioner.md", "docs/researcher.md", "README.md"]
+PAGES = [
+    *["docs/command-line.md", "docs/report.md", "docs/reproduce.md", "docs/practitioner.md", "docs/researcher.md"],
+    "README.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -409,7 +412,7 @@ def test_the_commands_of_the_documentation_work(run, data, tmp_path, monkeypatch
     text = (Path(__file__).parent.parent / page).read_text()
     commands = [command.partition("#")[0].strip() for command in re.findall(r"^rankgrad (.*)$", text, re.M)]
     named = {command.split()[0] for command in commands}
-    assert named == set(COMMANDS) if "command-line" in page else {"train"} < named
+    assert named == set(COMMANDS) if "command-line" in page else len(named) > 1
     shutil.copytree(data / "letor", tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     for command in commands:

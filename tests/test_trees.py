@@ -100,8 +100,9 @@ def test_untuned_trees_take_the_first_settings_and_never_ask_validation(splits, 
     assert (report["best_epoch"], report["epochs"]) == (20, 20) and "fixed settings" in report["convention"]
 
 
-def test_the_same_seed_grows_the_same_trees(splits, tmp_path):
+def test_the_same_seed_grows_the_same_trees(splits, tmp_path, monkeypatch):
     pytest.importorskip("lightgbm")
+    monkeypatch.setattr(trees, "_rounds", lambda _: 20)
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         grow(replace(TREES, seed=seed, tuned=False), splits, tmp_path / name)
     values = {name: kept(tmp_path / name).metrics["ndcg@10"] for name in "abc"}
@@ -128,6 +129,7 @@ def test_what_is_missing_is_said_with_the_line_that_installs_it(without_trees):
 def test_rows_of_missing_libraries_are_left_out_with_the_reason(without_trees, tmp_path, monkeypatch):
     from rankgrad.reproduce import table2
 
+    monkeypatch.setattr(table2, "report_on", lambda *_: "none: not drawn")
     monkeypatch.setattr(table2, "chosen", lambda rows: ["listnet", "xgboost", "lightgbm", "catboost"])
     result = make_table(Order("synthetic:tiny", out=tmp_path / "t", seeds=1, epochs=1, device="cpu"), quiet=True)
     assert set(result["rows"]) == {"listnet"} and set(result["skipped"]) == {"xgboost", "lightgbm", "catboost"}
