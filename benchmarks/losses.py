@@ -1,9 +1,15 @@
-"""NeuralNDCG against the textbook: forward+backward time and peak memory growth, a fresh process for each number.
+"""Each loss, textbook against torch path against Triton: time, peak memory, ratio, in one run.
 
-    python benchmarks/losses.py [--threads 2] [--repeats 5]
+    python benchmarks/losses.py [--device cpu] [--threads 2] [--repeats 5]
+    python benchmarks/losses.py [--device cuda] [--lists 64] [--length 240] [--losses neural_ndcg ...]
 
-The textbook keeps an n x n matrix per Sinkhorn round and lets autograd run back through all of them. Both sides do 30
-rounds (no early stop). Nothing is printed if the two disagree in value or gradient.
+On the CPU: NeuralNDCG, forward+backward, a fresh process for each number. On a GPU: every loss that has a kernel; `graph` is a
+captured CUDA graph replayed back to back, `eager` a call from Python until the device is done, both medians, and memory is
+the peak beyond the inputs.
+
+The textbook is the formula as it reads: [B, L, L] tensors, for NeuralNDCG one per half-round of Sinkhorn, and autograd back
+through all of them. All sides run 30 rounds without early stop, but for the row that says so. Nothing is printed if value or
+gradient disagree, or if NeuralNDCG's gradient is off by more than 1e-4 from the float64 textbook.
 """
 
 import argparse
@@ -16,37 +22,84 @@ import time
 
 import torch
 
-from rankgrad import neural_ndcg
+from rankgrad.losses import LOSSES
 
 ROUNDS = 30
+TEXTBOOK_ROUNDS = {"sinkhorn_iters": ROUNDS, "sinkhorn_tol": 0.0}
+NDCG = ("neural_ndcg", "neural_ndcg_transposed")
+NAMES = (*NDCG, "neural_map", "ranknet", "lambdarank", "ndcg_loss1", "ndcg_loss2", "ndcg_loss2pp", "approx_ndcg")
 
 
-def textbook(scores, labels, mask):
-    """NeuralNDCG as the formula reads, for padded lists."""
-    n = mask.sum(-1)
-    ranks = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
-    pair = mask[:, :, None] & mask[:, None, :]
-    b = torch.where(pair, (scores[:, :, None] - scores[:, None, :]).abs(), 0.0).sum(-1)
-    r = (n[:, None] + 1 - 2 * ranks).to(scores.dtype)
-    logits = r[:, :, None] * scores[:, None, :] - b[:, None, :]
-    matrix = torch.softmax(logits.masked_fill(~mask[:, None, :], -1e30), -1)
-    matrix = matrix * (ranks <= n[:, None])[:, :, None]
+def textbook_neural_ndcg(scores, labels, mask=None, *, transposed=False, tau=1.0):
+    """NeuralNDCG as the formula reads, for lists of equal length or padded ones."""
+    ranks = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+    apart = (scores[:, :, None] - scores[:, None, :]).abs()
+    if mask is None:
+        n = torch.full_like(scores[:, :1], scores.shape[-1])
+        logits = ((n + 1 - 2 * ranks)[:, :, None] * scores[:, None, :] - apart.sum(-1)[:, None, :]) / tau
+        matrix = torch.softmax(logits, -1)
+    else:
+        n = mask.sum(-1, keepdim=True).to(scores.dtype)
+        b = torch.where(mask[:, :, None] & mask[:, None, :], apart, 0.0).sum(-1)
+        logits = ((n + 1 - 2 * ranks)[:, :, None] * scores[:, None, :] - b[:, None, :]) / tau
+        matrix = torch.softmax(logits.masked_fill(~mask[:, None, :], -1e30), -1) * (ranks <= n)[:, :, None]
+    matrix = matrix.mT if transposed else matrix
     for _ in range(ROUNDS):
-        columns = matrix.sum(-2, keepdim=True)
-        matrix = matrix / (columns + (columns == 0))
-        rows = matrix.sum(-1, keepdim=True)
-        matrix = matrix / (rows + (rows == 0))
-    gains = torch.where(mask, 2.0**labels - 1, 0.0)
-    discounts = (1 / torch.log2(ranks + 1)).to(scores.dtype)
-    best = (gains.sort(dim=-1, descending=True).values * discounts).sum(-1)
+        for dim in (-2, -1):
+            sums = matrix.sum(dim, keepdim=True)
+            matrix = matrix / (sums if mask is None else sums + (sums == 0))
+    matrix = matrix.mT if transposed else matrix
+    gains, discounts, best = ideal(scores, labels, mask)
     return -((torch.bmm(matrix, gains[:, :, None])[:, :, 0] * discounts).sum(-1) / best).mean()
 
 
-def ours(scores, labels, mask):
-    return neural_ndcg(scores, labels, mask, sinkhorn_iters=ROUNDS, sinkhorn_tol=0)
+def textbook_ranknet(scores, labels):
+    gap = scores[:, :, None] - scores[:, None, :]
+    above = labels[:, :, None] > labels[:, None, :]
+    return torch.where(above, torch.nn.functional.softplus(-gap), 0.0).sum((-1, -2)).mean()
 
 
-IMPLEMENTATIONS = {"textbook": textbook, "rankgrad": ours}
+def textbook_lambdarank(scores, labels):
+    gains, discounts, best = ideal(scores, labels)
+    current = discounts[scores.detach().argsort(descending=True, stable=True).argsort()]
+    gap = scores[:, :, None] - scores[:, None, :]
+    above = labels[:, :, None] > labels[:, None, :]
+    weights = (gains[:, :, None] - gains[:, None, :]).abs() * (current[:, :, None] - current[:, None, :]).abs()
+    losses = torch.where(above, weights * torch.nn.functional.softplus(-gap), 0.0)
+    return (losses.sum((-1, -2)) / best).mean()
+
+
+def textbook_approx_ndcg(scores, labels):
+    gains, _, best = ideal(scores, labels)
+    ranks = 0.5 + torch.sigmoid(scores[:, None, :] - scores[:, :, None]).sum(-1)  # the document itself gives 1/2
+    return -((gains / torch.log2(1 + ranks)).sum(-1) / best).mean()
+
+
+def ideal(scores, labels, mask=None):
+    gains = (2.0**labels - 1).to(scores.dtype)
+    gains = gains if mask is None else torch.where(mask, gains, 0.0)
+    ranks = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+    discounts = 1 / torch.log2(ranks + 1)
+    return gains, discounts, (gains.sort(dim=-1, descending=True).values * discounts).sum(-1)
+
+
+TEXTBOOK = {
+    "neural_ndcg": textbook_neural_ndcg,
+    "neural_ndcg_transposed": lambda scores, labels: textbook_neural_ndcg(scores, labels, transposed=True),
+    "ranknet": textbook_ranknet,
+    "lambdarank": textbook_lambdarank,
+    "approx_ndcg": textbook_approx_ndcg,
+}
+
+
+def implementation(name, path):
+    if path == "textbook":
+        return TEXTBOOK[name]
+    options = TEXTBOOK_ROUNDS if name.startswith("neural") else {}
+    return lambda *lists: LOSSES[name](*lists, backend=path, **options)
+
+
+# --- on the CPU -------------------------------------------------------------------------------------------------------
 
 
 def lists_of_240(_):
@@ -59,9 +112,10 @@ def lists_like_web30k(draw):
 
 
 CASES = {"64 lists of 240": lists_of_240, "64 lists, Web30K-like lengths": lists_like_web30k}
+PATHS = {"textbook": "textbook", "rankgrad": "torch"}
 
 
-def batch(case):
+def padded_batch(case):
     draw = torch.Generator().manual_seed(0)
     counts = CASES[case](draw)
     mask = torch.arange(int(counts.max())) < counts[:, None]
@@ -70,12 +124,12 @@ def batch(case):
     return scores.requires_grad_(), labels, mask
 
 
-def measure(case, name, repeats):
+def measure(case, path, repeats):
     """In a process of its own: seconds per forward+backward, growth of the peak memory, value and gradient."""
-    function = IMPLEMENTATIONS[name]
+    function = implementation("neural_ndcg", PATHS[path])
     small = torch.rand(2, 3, requires_grad=True)  # loads libraries and threads before memory is watched
     function(small, torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)).backward()
-    scores, labels, mask = batch(case)
+    scores, labels, mask = padded_batch(case)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []
     for _ in range(repeats + 1):
@@ -93,23 +147,14 @@ def measure(case, name, repeats):
     }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--measure", nargs=2, metavar=("CASE", "NAME"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    if options.measure:
-        print(json.dumps(measure(*options.measure, options.repeats)))
-        return
-    lines = [f"torch {torch.__version__}, {options.threads} threads, {ROUNDS} rounds, median of {options.repeats}"]
+def on_the_cpu(threads, repeats):
+    lines = [f"torch {torch.__version__}, {threads} threads, {ROUNDS} rounds, median of {repeats}"]
     for case in CASES:
         results = {}
-        for name in IMPLEMENTATIONS:
-            command = [sys.executable, __file__, "--threads", str(options.threads), "--repeats", str(options.repeats)]
-            done = subprocess.run([*command, "--measure", case, name], capture_output=True, text=True, check=True)
-            results[name] = json.loads(done.stdout)
+        for path in PATHS:
+            command = [sys.executable, __file__, "--threads", str(threads), "--repeats", str(repeats)]
+            done = subprocess.run([*command, "--measure", case, path], capture_output=True, text=True, check=True)
+            results[path] = json.loads(done.stdout)
         slow, fast = results["textbook"], results["rankgrad"]
         grads = torch.tensor(slow["grad"]), torch.tensor(fast["grad"])
         error = ((grads[0] - grads[1]).norm() / grads[0].norm()).item()
@@ -117,11 +162,170 @@ def main():
         if abs(slow["value"] - fast["value"]) > 1e-5 or not error < 5e-3:
             sys.exit(f"{case}: the two disagree (values {slow['value']}, {fast['value']}; gradients by {error:.1e})")
         lines.append(f"\n{case}  (gradients agree to {error:.0e})")
-        for name, result in results.items():
-            lines.append(f"  {name:10} {1e3 * result['seconds']:9.1f} ms   {result['mebibytes']:8.1f} MiB")
+        for path, result in results.items():
+            lines.append(f"  {path:10} {1e3 * result['seconds']:9.1f} ms   {result['mebibytes']:8.1f} MiB")
         faster, leaner = slow["seconds"] / fast["seconds"], slow["mebibytes"] / max(fast["mebibytes"], 1e-3)
         lines.append(f"  {'ratio':10} {faster:8.1f} x     {leaner:8.1f} x")
     print("\n".join(lines))
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+def value_and_gradient(function, scores, labels):
+    leaf = scores.detach().clone().requires_grad_()
+    loss = function(leaf, labels)
+    loss.backward()
+    return loss.detach().double(), leaf.grad.double()
+
+
+def refuse_disagreement(name, scores, labels):
+    value, gradient = value_and_gradient(implementation(name, "torch"), scores.double(), labels)
+    for path in ("triton", "textbook"):
+        if path == "textbook" and name not in TEXTBOOK:
+            continue
+        precise = scores.double() if path == "textbook" else scores
+        other, slope = value_and_gradient(implementation(name, path), precise, labels)
+        off = max(float((other - value).abs() / value.abs()), float((slope - gradient).norm() / gradient.norm()))
+        if not off < 1e-4:
+            sys.exit(f"{name}: {path} and torch disagree by {off:.1e}; nothing is measured")
+
+
+def in_a_graph(function, scores, labels):
+    """Milliseconds of one replay: the median of 15 runs of back-to-back replays."""
+    leaf = scores.detach().clone().requires_grad_()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            leaf.grad = None
+            function(leaf, labels).backward()
+        leaf.grad = None
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            function(leaf, labels).backward()
+        graph.replay()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times, repeats = [], max(3, min(100, int(30 / start.elapsed_time(end))))
+        for _ in range(15):
+            start.record()
+            for _ in range(repeats):
+                graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / repeats)
+    return statistics.median(times)
+
+
+def in_eager_code(function, scores, labels):
+    leaf = scores.detach().clone().requires_grad_()
+    times = []
+    for _ in range(45):
+        leaf.grad = None
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        function(leaf, labels).backward()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times[5:])
+
+
+def peak_memory(function, scores, labels):
+    """MiB beyond the inputs."""
+    leaf = scores.detach().clone().requires_grad_()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    function(leaf, labels).backward()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def gradient_errors(draw):
+    """Relative gradient errors of float32 NeuralNDCG against the float64 textbook, 8 lists of 240."""
+    normal = torch.randn(8, 240, generator=draw).cuda()
+    labels = torch.randint(0, 5, normal.shape, generator=draw).float().cuda()
+    rows = []
+    for what, scores, tau in (
+        ("tanh", normal.tanh(), 1.0),
+        ("N(0,1)", normal, 1.0),
+        ("N(0,10)", 10 * normal, 1.0),
+        ("tanh", normal.tanh(), 0.1),
+    ):
+        for name in NDCG:
+            transposed = name == "neural_ndcg_transposed"
+            _, exact = value_and_gradient(
+                lambda s, y: textbook_neural_ndcg(s, y, transposed=transposed, tau=tau), scores.double(), labels  # noqa: B023
+            )  # fmt: skip
+            errors = []
+            for path in ("torch", "triton"):
+                _, gradient = value_and_gradient(
+                    lambda s, y: LOSSES[name](s, y, tau=tau, backend=path, **TEXTBOOK_ROUNDS), scores, labels  # noqa: B023
+                )  # fmt: skip
+                errors.append(float((gradient - exact).norm() / exact.norm()))
+            if not errors[1] < 1e-4:
+                sys.exit(f"{name} on {what} scores at tau {tau}: gradient off by {errors[1]:.1e}; nothing is printed")
+            rows.append(f"| {name} | {what}, tau {tau:g} | {errors[0]:.1e} | {errors[1]:.1e} |")
+    return rows
+
+
+def rows_of(name, scores, labels):
+    """The table's rows of a loss; for NeuralNDCG also with the default tolerance, at which a list may stop early."""
+    ways = {path: implementation(name, path) for path in ("textbook", "torch", "triton")}
+    if name not in TEXTBOOK:
+        del ways["textbook"]
+    if name in NDCG:
+        ways["triton, tol 1e-6"] = lambda s, y: LOSSES[name](s, y, backend="triton")
+    graphs, eagers = {}, {}
+    for way, function in ways.items():
+        graphs[way], eagers[way] = in_a_graph(function, scores, labels), in_eager_code(function, scores, labels)
+        memory = peak_memory(function, scores, labels)
+        ratios = (f"{times['textbook'] / times[way]:.1f}" if "textbook" in ways else "-" for times in (graphs, eagers))
+        cells = (name, way, f"{graphs[way]:.3f}", f"{eagers[way]:.3f}", f"{memory:.1f}", *ratios)
+        yield f"| {' | '.join(cells)} |"
+
+
+def on_a_gpu(lists, length, names):
+    import triton
+
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.randn(lists, length, generator=draw).tanh().cuda()
+    labels = torch.randint(0, 5, scores.shape, generator=draw).float().cuda()
+    for name in names:
+        refuse_disagreement(name, scores, labels)
+    errors = gradient_errors(draw)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    versions = f"torch {torch.__version__}, triton {triton.__version__}, commit {commit or '?'}"
+    print(f"{torch.cuda.get_device_name()}, {versions}\n{lists} lists of {length}, tanh scores, forward+backward\n")
+    print("| loss | path | graph ms | eager ms | MiB | textbook / this, graph | eager |\n|---|---|---|---|---|---|---|")
+    for name in names:
+        for row in rows_of(name, scores, labels):
+            print(row, flush=True)
+    print("\n| gradient error against float64, n = 240 | scores | torch float32 | triton |\n|---|---|---|---|")
+    print("\n".join(errors))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--lists", type=int, default=64)
+    parser.add_argument("--length", type=int, default=240)
+    parser.add_argument("--losses", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--measure", nargs=2, metavar=("CASE", "PATH"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.measure:
+        print(json.dumps(measure(*options.measure, options.repeats)))
+    elif options.device == "cuda":
+        on_a_gpu(options.lists, options.length, options.losses)
+    else:
+        on_the_cpu(options.threads, options.repeats)
 
 
 if __name__ == "__main__":

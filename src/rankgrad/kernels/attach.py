@@ -1,9 +1,30 @@
 """Values and gradients that a kernel computed together, put into torch's graph: backward only multiplies."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+class Computed(torch.autograd.Function):
+    """A loss that comes with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, compute: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+        """Scores [..., L]; `compute` gives the loss, a scalar or [...], and d loss / d scores, [..., L] float32."""
+        loss, gradient = compute()
+        ctx.dtype = scores.dtype
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """d/d scores."""
+        (gradient,) = ctx.saved_tensors
+        result = gradient * (grad.unsqueeze(-1) if grad.dim() else grad)
+        return result if ctx.dtype == torch.float32 else result.to(ctx.dtype), None
 
 
 class Attach(torch.autograd.Function):
