@@ -154,7 +154,8 @@ def test_half_precision_and_strides(name, dtype):
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
     assert gradient.dtype == dtype and bool(gradient.isfinite().all())
     off = (gradient.double() - slope).norm(dim=-1)
-    assert bool((off <= 2e-2 * slope.norm(dim=-1)).all()), off
+    step = torch.finfo(dtype).tiny * torch.finfo(dtype).eps  # of the smallest numbers: some gradients here are 1e-6
+    assert bool((off <= 2e-2 * slope.norm(dim=-1) + 3 * step).all()), off
 
 
 def test_the_gradient_is_scaled_before_it_is_rounded():
