@@ -275,9 +275,8 @@ def gradient_errors(draw):
 
 def rows_of(name, scores, labels):
     """The table's rows of a loss; for NeuralNDCG also with the default tolerance, at which a list may stop early."""
-    ways = {path: implementation(name, path) for path in ("textbook", "torch", "triton")}
-    if name not in TEXTBOOK:
-        del ways["textbook"]
+    paths = ("textbook", "torch", "triton") if name in TEXTBOOK else ("torch", "triton")
+    ways = {path: implementation(name, path) for path in paths}
     if name in NDCG:
         ways["triton, tol 1e-6"] = lambda s, y: LOSSES[name](s, y, backend="triton")
     graphs, eagers = {}, {}

@@ -35,7 +35,7 @@ from rankgrad.kernels.short_lists import sort_kernel, sorted_kernel
 from rankgrad.kernels.workspace import words
 
 _WARPS = {128: 8, 256: 8}  # by width; else 4
-_TILE, _REGISTERS = 16, 128  # rows of dz at once; of a thread, so that two programs fit an SM
+_TILE = 32  # rows of dz at once
 
 
 class ScaledSort(torch.autograd.Function):
@@ -168,5 +168,5 @@ def _gradient(
     gradient_kernel[(scores.numel() // length, triton.cdiv(length, block))](
         work, by_rank, by_document, gradient, loss, length, iters, tau, depth,
         N=width, BI=block, TILE=min(_TILE, width), BT=32, TRANSPOSED=transposed, NDCG=reduction != "given",
-        REDUCTION=reduction, num_warps=8 if width > 64 else 4, num_stages=1, maxnreg=_REGISTERS, enable_fp_fusion=True,
+        REDUCTION=reduction, num_warps=8 if width > 64 else 4, num_stages=1, enable_fp_fusion=True,
     )  # fmt: skip
