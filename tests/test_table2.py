@@ -357,6 +357,16 @@ def test_the_papers_protocol_trains_on_what_was_set_aside_and_keeps_the_last_epo
     assert make_table(order, quiet=True)["folds"][0]["counts"]["train"]["queries"] == 30  # train.txt alone
 
 
+def test_what_a_command_left_that_was_killed_while_it_read_is_no_data(tmp_path):
+    write_letor(tmp_path / "mine", ("train", "vali", "test"), features=7)
+    for half_written in ("fold1/train", "fold1-scaled/train", ".fold1.0123abcd/train"):
+        (tmp_path / "data" / half_written).mkdir(parents=True)
+    made = lists.ready(tmp_path / "data", str(tmp_path / "mine"), None, 1, full=False)
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["fold1", "fold1-scaled", "fold1.json"]
+    assert lists.ready(tmp_path / "data", str(tmp_path / "mine"), None, 1, full=False) == made
+    assert len(lists.scaled_splits(made.scaled)[0]["test"]) == made.counts["test"]["queries"] == 10
+
+
 def test_without_a_test_split_there_is_no_table(tmp_path):
     write_letor(tmp_path / "mine", ("train", "vali"), features=7)
     with pytest.raises(ValueError, match="has no test split"):

@@ -96,7 +96,7 @@ def ready(
     if facts.exists():
         known = json.loads(facts.read_text())
         return Fold(**{**known, "differences": tuple(known["differences"]), "notes": tuple(known["notes"])})
-    for stray in (folder / f"fold{fold}", folder / f"fold{fold}-scaled"):
+    for stray in (folder / f"fold{fold}", folder / f"fold{fold}-scaled", *folder.glob(f".fold{fold}.*")):
         shutil.rmtree(stray, ignore_errors=True)  # of a command that was killed while it read
     made = _collect(folder / f"fold{fold}", source, dataset, fold, full=full, progress=progress)
     config = Config(data=Data(path=made.path, fold=made.path_fold, scaling=made.scaling))
