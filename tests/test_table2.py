@@ -387,7 +387,7 @@ def order_of(out, jobs=1):
     return replace(TINY, out=out, rows="listnet,rmse", seeds=1, epochs=6, jobs=jobs)
 
 
-def table_in_a_process(out, jobs, killed):
+def table_in_a_process(out, jobs, killed, endless=False):
     from rankgrad.reproduce import cells
     from rankgrad.train import Epoch
 
@@ -403,7 +403,8 @@ def table_in_a_process(out, jobs, killed):
         cells.advance = deadly
     table2.report_on = lambda *_: "none"
     try:
-        make_table(order_of(out, jobs), quiet=True)
+        order = order_of(out, jobs)
+        make_table(replace(order, epochs=100_000, paper_protocol=True) if endless else order, quiet=True)
     except InterruptedRunError as error:
         out.with_suffix(".message").write_text(str(error))
         sys.exit(children.INTERRUPTED)
@@ -442,7 +443,7 @@ def test_only_one_command_at_a_time_works_on_a_table(tiny):
 
 def test_ctrl_c_stops_all_processes_and_says_how_to_go_on(untouched, tmp_path):
     out = tmp_path / "t"
-    words = "reproduce table2 --dataset synthetic:tiny --rows listnet,rmse --seeds 1 --epochs 400 --device cpu --jobs 2"
+    words = "reproduce table2 --dataset synthetic:tiny --rows listnet,rmse --seeds 1 --epochs 100000 --paper-protocol --device cpu --jobs 2"
     process = subprocess.Popen(
         [sys.executable, "-m", "rankgrad", *words.split(), "--out", out],
         stderr=subprocess.PIPE,
@@ -475,17 +476,24 @@ def test_a_process_that_is_killed_is_said():
         list(filled([cell, cell], 2))
 
 
-def test_the_processes_of_a_killed_command_follow_it(untouched, tmp_path):
+def test_the_processes_of_a_killed_command_follow_it(tmp_path):
     out = tmp_path / "t"
-    first = children.start(table_in_a_process, out, 2, None)
-    history = out / "runs" / "rmse" / "fold1-seed0" / "history.jsonl"
+    command = children.start(table_in_a_process, out, 2, None, True)
+    histories = [out / "runs" / row / "fold1-seed0" / "history.jsonl" for row in ("listnet", "rmse")]
     deadline = time.monotonic() + 90
-    while not history.exists():
+    while not all(file.exists() for file in histories):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    first.kill()
-    children.code(first)
-    time.sleep(1)  # they finish the step they are at, and save
-    result = make_table(order_of(out, jobs=2), quiet=True)
+    command.kill()
+    children.code(command)
+    seen = -1
+    while (now := sum(file.stat().st_size for file in histories)) != seen:  # they save, and are gone
+        assert time.monotonic() < deadline
+        seen = now
+        time.sleep(1)
+
+
+def test_two_processes_make_the_same_table(untouched, tmp_path):
+    result = make_table(order_of(tmp_path / "t", jobs=2), quiet=True)
     for row in ("listnet", "rmse"):
         assert result["rows"][row]["metrics"] == untouched["rows"][row]["metrics"]

@@ -10,7 +10,7 @@ import importlib.util
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -213,17 +213,13 @@ def _catboost(trees: Trees, settings: Mapping[str, Any], train: RankingDataset, 
     model = catboost.CatBoost(parameters)
     model.fit(pool(train), eval_set=vali and pool(vali), early_stopping_rounds=STALE if vali else None)
     kept = model.tree_count_  # CatBoost itself drops what came after the best round
+    curves = [curve for of_split in model.get_evals_result().values() for curve in of_split.values()]
     return Grown(
         lambda data: model.predict(pool(data)),
         kept,
-        max(kept, len(_learned(model))),
+        max([kept, *map(len, curves)]),
         lambda path: model.save_model(path),
     )
-
-
-def _learned(model: Any) -> Sequence[float]:
-    """A number for every round grown, those after the best one included."""
-    return next(iter(next(iter(model.get_evals_result().values())).values()), ())
 
 
 def _rounds(trees: Trees) -> int:
