@@ -2,15 +2,16 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 from rankgrad.config import Model, Train
 from rankgrad.models import MLP, Transformer
 from rankgrad.paths import choose_path
-from rankgrad.resolve import make_objective, resolve
-from rankgrad.train import Epoch, train
-from test_train import CONFIG, CPU, TRAIN, VALI, learner_of, run, with_
+from rankgrad.resolve import make_model, make_objective, resolve
+from rankgrad.train import Epoch, Learner, NonFiniteError, make_optimiser, train
+from test_train import CPU, TRAIN, VALI, learner_of, run, with_
 
 CUDA = torch.device("cuda")
 BIG = Transformer(136, width=8, feedforward=8)
@@ -24,28 +25,28 @@ def gpu(monkeypatch):
 
 
 def test_a_gpu_takes_everything_and_a_cpu_nothing_but_its_own_memory(gpu):
-    on_gpu = choose_path(Train(), BIG, TRAIN, CUDA, steps=10_000)
+    on_gpu = choose_path(Train(), BIG, TRAIN, CUDA, steps=30_000)
     assert on_gpu[:4] == (True, True, True, True) and not on_gpu.why_not
-    on_cpu = choose_path(Train(), BIG, TRAIN, CPU, steps=10_000)
+    on_cpu = choose_path(Train(), BIG, TRAIN, CPU, steps=30_000)
     assert on_cpu[:4] == (True, False, False, False) and set(on_cpu.why_not) == {"pack", "compile", "graph"}
 
 
 def test_what_is_off_has_a_reason(gpu, monkeypatch):
     short = choose_path(Train(), BIG, TRAIN, CUDA, steps=100)
     assert short.graph and not short.compile and "100 steps" in short.why_not["compile"]
-    shared = choose_path(Train(), BIG, TRAIN, CUDA, steps=10_000, world=2)
+    shared = choose_path(Train(), BIG, TRAIN, CUDA, steps=30_000, world=2)
     assert shared[:4] == (True, False, False, False) and "2 share" in shared.why_not["graph"]
-    wide = choose_path(Train(), Transformer(136, width=256), TRAIN, CUDA, steps=10_000)
+    wide = choose_path(Train(), Transformer(136, width=256), TRAIN, CUDA, steps=30_000)
     assert not wide.pack and wide.graph and "got 256" in wide.why_not["pack"]
-    own = choose_path(Train(), torch.nn.Linear(1, 1), TRAIN, CUDA, steps=10_000)
+    own = choose_path(Train(), torch.nn.Linear(1, 1), TRAIN, CUDA, steps=30_000)
     assert not own.pack and "Linear has no method packed" in own.why_not["pack"]
-    asked = choose_path(Train(graph=False), MLP(136), TRAIN, CUDA, steps=10_000)
+    asked = choose_path(Train(graph=False), MLP(136), TRAIN, CUDA, steps=30_000)
     assert not asked.graph and asked.why_not == {"graph": "not asked for"}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**10, 2**21))
-    large = choose_path(Train(), BIG, TRAIN, CUDA, steps=10_000)
+    large = choose_path(Train(), BIG, TRAIN, CUDA, steps=30_000)
     assert not large.resident and large.pack and "GiB" in large.why_not["resident"]
     monkeypatch.setattr("rankgrad.kernels._installed", lambda: False)
-    bare = choose_path(Train(), BIG, TRAIN, CUDA, steps=10_000)
+    bare = choose_path(Train(), BIG, TRAIN, CUDA, steps=30_000)
     assert not bare.compile and bare.why_not["compile"] == "triton is not installed"
 
 
@@ -66,8 +67,8 @@ if torch.cuda.is_available():
 def ended(config, device, **changes):
     """Metrics and losses of a run, and its weights, but for the keys' bias, which has no gradient."""
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, device=device.type, **changes))
-    learner = learner_of(config)
-    learner.model.to(device)
+    model = learner_of(config).model.to(device)
+    learner = Learner(model, make_optimiser(model, config.optimiser))
     events = list(train(learner, make_objective(config), TRAIN, VALI, config, device))
     for name, wish in changes.items():
         assert getattr(learner.path, name) == wish, learner.path
@@ -110,9 +111,7 @@ def test_a_packed_run_resumes_exactly(at):
     assert all(torch.equal(tensor, second.tensors()[name]) for name, tensor in whole.tensors().items())
 
 
-def test_units_and_weights_reach_the_packed_step():
-    import numpy as np
-
+def test_weights_reach_the_packed_step():
     weights = np.linspace(0.5, 2.0, len(TRAIN))
     data = dataclasses.replace(TRAIN, weights=weights)
     config = with_(loss_name="lambdarank", model_dropout=0.0)
@@ -121,4 +120,35 @@ def test_units_and_weights_reach_the_packed_step():
     assert [e.loss for e in found] == pytest.approx([e.loss for e in expected], abs=1e-6)
     unweighted = run(config)[1]
     assert found[0].loss != pytest.approx(unweighted[0].loss, abs=1e-4)
-    assert CONFIG.train.pack == "auto"
+
+
+def test_units_reach_the_packed_step():
+    config = with_(loss_name="ordinal", data_list_size=6, model_dropout=0.0)
+    ends = []
+    for pack in (False, True):
+        torch.manual_seed(0)
+        model = make_model(config.model, 136, 4, "ordinal")
+        learner = Learner(model, make_optimiser(model, config.optimiser))
+        _, epochs, _ = run(with_(config, train_pack=pack), learner=learner)
+        ends.append(([e.loss for e in epochs], model.output.weight))
+    assert ends[0][0] == pytest.approx(ends[1][0], abs=1e-6)
+    torch.testing.assert_close(ends[0][1], ends[1][1], atol=1e-5, rtol=1e-4)
+
+
+def test_a_bad_list_is_named_and_refused_in_a_packed_step_too():
+    features = TRAIN.features.copy()
+    features[TRAIN.offsets[3]] = np.nan
+    data = dataclasses.replace(TRAIN, features=features)
+    config = with_(train_pack=True, train_nonfinite="skip", model_kind="transformer", model_width=8)
+    _, epochs, _ = run(config, data)
+    assert [e.skipped for e in epochs] == [1, 1]
+    with pytest.raises(NonFiniteError, match=f"look at query {TRAIN.query_ids[3]}, "):
+        run(with_(config, train_nonfinite="stop"), data)
+
+
+def test_the_filling_of_a_step_cannot_spoil_it():
+    features = TRAIN.features.copy()
+    features[0] = np.inf  # fills up every step, and belongs to one
+    data = dataclasses.replace(TRAIN, features=features)
+    _, epochs, _ = run(with_(train_pack=True, train_nonfinite="skip"), data)
+    assert [e.skipped for e in epochs] == [1, 1]
