@@ -84,9 +84,12 @@ class _Workers(contextlib.AbstractContextManager["_Workers"]):
             yield cell, outcome
 
     def __exit__(self, *_: object) -> None:
-        processes = [process for process, _ in (*self.idle, *self.busy.values())]
-        for process in processes:
-            process.terminate()  # SIGTERM: a run saves its place, a process without one ends
+        for _, connection in self.idle:
+            connection.close()  # there is nothing more to do: the process ends and cleans up behind it
+        processes = [process for process, _ in self.idle]
+        for process, _ in self.busy.values():
+            process.terminate()  # SIGTERM: a run saves its place
+            processes.append(process)
         for process in processes:
             process.join(PATIENCE)
 
