@@ -84,13 +84,12 @@ class _Workers(contextlib.AbstractContextManager["_Workers"]):
             yield cell, outcome
 
     def __exit__(self, *_: object) -> None:
-        for _, connection in self.idle:
+        for connection in [connection for _, connection in self.idle]:
             connection.close()  # there is nothing more to do: the process ends and cleans up behind it
-        processes = [process for process, _ in self.idle]
-        for process, _ in self.busy.values():
+        busy = [process for process, _ in self.busy.values()]
+        for process in busy:
             process.terminate()  # SIGTERM: a run saves its place
-            processes.append(process)
-        for process in processes:
+        for process in [*busy, *(process for process, _ in self.idle)]:
             process.join(PATIENCE)
 
 
