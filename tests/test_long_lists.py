@@ -14,7 +14,7 @@ from rankgrad.kernels import long_lists, long_sort
 from rankgrad.losses import LOSSES
 from test_kernels import CUDA, DEVICE, NDCG, RELAXED, agree, batch, on_the_gpu, run
 
-SMALL = long_sort.Tiles(R=2, M=2, G=4, LANES=8)  # blocks of 16 documents, chunks of 8
+SMALL = long_sort.Tiles(R=4, G=2, LANES=4, RUN=8)  # blocks of 16 documents, chunks of 8 columns and 16 rows
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +25,17 @@ def every_list_is_long(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NDCG)
-@pytest.mark.parametrize("wide", [0, 256], ids=["float32", "float64"])
-def test_ragged_lists_with_ties(name, wide, monkeypatch):
-    monkeypatch.setattr(long_lists, "WIDE", wide)
+def test_ragged_lists_with_ties(name):
     agree(name, *batch((9, 37, 0), 40), sinkhorn_iters=2)
+
+
+@pytest.mark.parametrize("name", NDCG)
+@pytest.mark.parametrize("fast", [128.0, -1.0], ids=["float32", "float64"])
+def test_geometric_entries(name, fast, monkeypatch):
+    """Windows are wide enough for entries far from the block to be made by multiplication; the others in either precision."""
+    monkeypatch.setattr(long_lists, "WIDE", 0)
+    monkeypatch.setattr(long_lists, "FAST", fast)
+    agree(name, *batch((41,), 42, spread=0.3), sinkhorn_iters=1)
 
 
 @pytest.mark.parametrize("name", NDCG)
@@ -55,12 +62,12 @@ def test_windows_leave_out_what_is_zero(name):
     """Groups of equal scores far apart: each window is its group, and the blocks next to it are not visited."""
     groups = torch.tensor([3, 20, 9, 8])
     scores = torch.repeat_interleave(torch.tensor([900.0, 40.0, -30.0, -1e30]), groups).to(DEVICE)[None]
-    lists = long_lists.survey(
-        scores, torch.tensor([40], dtype=torch.int32, device=DEVICE), 1.0, block=SMALL.block, chunk=SMALL.chunk
-    )
-    assert lists.rows[0, :, :2].tolist() == lists.columns[0, :, :2].tolist() == [[0, 23], [0, 32], [32, 40]]
-    assert lists.first[0, :40].tolist() == torch.repeat_interleave(torch.tensor([0, 3, 23, 32]), groups).tolist()
-    assert lists.last[0, :40].tolist() == torch.repeat_interleave(torch.tensor([2, 22, 31, 39]), groups).tolist()
+    lists = long_lists.survey(scores, torch.tensor([40], dtype=torch.int32, device=DEVICE), 1.0, SMALL)
+    assert lists.windows[0, 0, :, :2].tolist() == [[0, 23], [0, 32], [32, 40]]
+    assert lists.windows[1, 0, :, :2].tolist() == [[0, 23], [0, 32], [32, 40]]
+    first, last = torch.tensor([0, 3, 23, 32]), torch.tensor([2, 22, 31, 39])
+    assert lists.spans[0, 0, :40].tolist() == torch.repeat_interleave(first, groups).tolist()
+    assert lists.spans[1, 0, :40].tolist() == torch.repeat_interleave(last, groups).tolist()
     labels = torch.randint(0, 5, scores.shape, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     agree(name, scores + torch.linspace(0, 0.1, 40, device=DEVICE), labels, None, sinkhorn_iters=2)
 

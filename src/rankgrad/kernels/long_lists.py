@@ -5,7 +5,7 @@ load without asking: the prefix sums repeat their last value there, everything e
 may stand anywhere and hold anything. Ties keep the input order.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,8 +16,8 @@ from rankgrad.kernels.lists import GAINS, cleaned
 
 LOWEST_LOGIT = 64.0  # entries below exp(-64) are left out: windows end there
 WIDEST_GAP = 128.0  # across it every entry is exp(-128) = 0 in float32, so that no score is too large for the sums
-# Where float32 logits and products will do: windows this wide, which is where time goes (in narrow ones rounding weighs more, and
-# float64 costs little), of scores so close that no number in a logit passes 128 (then it is right to 1e-5, mostly far better).
+# Where float32 will do: windows this wide, which is where time goes (in narrow ones rounding weighs more, and float64 costs
+# little), and inside a block scores so close that no number in a logit passes 128 (it is then right to 1e-5, mostly far better).
 WIDE = 256
 FAST = 128.0
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -29,16 +29,18 @@ class Sorted(NamedTuple):
     """B lists by score, best first, padded to width [B, N]; counted in logits of base 2."""
 
     counts: Tensor  # [B] int32 real documents
-    a: Tensor  # [B, N] float64, sum_{k < i} q_k of the gaps q_k = s_k - s_{k + 1}
-    w: Tensor  # [B, N] float64, sum_{k < i} k q_k
-    near_a: Tensor  # [B, N] float32, d, 2 e and the bracket of `long_rounds`: relative to the middle of a chunk
-    near_w: Tensor
-    near_row: Tensor
+    sums: Tensor  # [2, B, N] float64, A: sum_{k < i} q_k of the gaps q_k = s_k - s_{k + 1}, and W: sum_{k < i} k q_k
+    tables: Tensor  # [8, B, N] float32, factors of entries far from the diagonal: see `long_rounds`
     real: Tensor  # [B, N] float32, 1 = a real document
-    first: Tensor  # [B, N] int32, the first document of the same score
-    last: Tensor  # [B, N] int32, the last
-    rows: Tensor  # [B, blocks, 3] int32, the columns that a block of rows sees: from, to, and whether float32 will do
-    columns: Tensor  # [B, blocks, 3] int32, the rows that a block of columns sees
+    ties: Tensor  # [B, N] int32, the first plus the last document of the same score
+    spans: Tensor  # [2, B, N] int32, these two
+    windows: (
+        Tensor  # [2, B, blocks, 3] int32, what a block of rows, and of columns, sees: from, to, and how to compute it
+    )
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.ties.shape
 
 
 class Judged(NamedTuple):
@@ -81,24 +83,25 @@ def judge(
     return Judged(ordered, order, counts, ordered_gain, discount, value_scale, grad_scale, weighs)
 
 
-def survey(ordered: Tensor, counts: Tensor, tau: float, *, block: int, chunk: int) -> Sorted:
-    """Prefix sums and windows of sorted scores [B, L]."""
+def survey(ordered: Tensor, counts: Tensor, tau: float, tiles: Any) -> Sorted:
+    """Prefix sums, windows and tables of sorted scores [B, L], for `long_sort.Tiles`."""
     lists, length = ordered.shape
-    blocks = triton.cdiv(length, block)
-    a, w = ordered.new_empty(2, lists, blocks * block, dtype=torch.float64).unbind()
-    first, last = counts.new_empty(2, lists, blocks * block).unbind()
-    rows, columns = counts.new_empty(2, lists, blocks, 3).unbind()
-    near_a, near_w, near_row, real = ordered.new_empty(4, lists, blocks * block).unbind()
+    blocks = triton.cdiv(length, tiles.block)
+    width = blocks * tiles.block
+    sums = ordered.new_empty(2, lists, width, dtype=torch.float64)
+    tables, real = ordered.new_empty(9, lists, width).split((8, 1))
+    ties, spans = counts.new_empty(3, lists, width).split((1, 2))
+    windows = counts.new_empty(2, lists, blocks, 3)
     _prefix[(lists,)](
-        ordered, counts, a, w, length, blocks * block, _single(tau),
+        ordered, counts, sums, length, width, _single(tau),
         WIDEST=WIDEST_GAP, BLOCK=_SCAN, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     _windows[(lists, blocks)](
-        ordered, counts, a, w, near_a, near_w, near_row, real, first, last, rows, columns,
-        length, blocks * block, length.bit_length(),
-        LOWEST=LOWEST_LOGIT, FAST=FAST, WIDE=WIDE, BLOCK=block, CHUNK=chunk, enable_fp_fusion=True,
+        ordered, counts, sums, tables, real, ties, spans, windows, length, width, length.bit_length(),
+        LOWEST=LOWEST_LOGIT, FAST=FAST, WIDE=WIDE, BLOCK=tiles.block, CHUNK=tiles.R * tiles.G, RUN=tiles.RUN,
+        RUNS=tiles.RUN * tiles.G, enable_fp_fusion=True,
     )  # fmt: skip
-    return Sorted(counts, a, w, near_a, near_w, near_row, real, first, last, rows, columns)
+    return Sorted(counts, sums, tables, real[0], ties[0], spans, windows)
 
 
 def finish(lists: Sorted, slope: Tensor, by_column: Tensor, order: Tensor | None, scale: Tensor | None, out: Tensor,
@@ -107,7 +110,7 @@ def finish(lists: Sorted, slope: Tensor, by_column: Tensor, order: Tensor | None
     length = out.shape[-1]
     prefix = by_column.new_empty(len(out), by_column.shape[-1] + 1)
     _finish[(len(out),)](
-        lists.counts, lists.first, lists.last, slope, by_column, prefix,
+        lists.counts, lists.spans, slope, by_column, prefix,
         out if order is None else order, out if scale is None else scale, out, length, by_column.shape[-1], _single(tau),
         ORDER=order is not None, BLOCK=_SCAN, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
@@ -177,7 +180,7 @@ def _judge(
 
 
 @triton.jit
-def _prefix(ordered, counts, a, w, L, N, tau, WIDEST: tl.constexpr, BLOCK: tl.constexpr):
+def _prefix(ordered, counts, sums, L, N, tau, WIDEST: tl.constexpr, BLOCK: tl.constexpr):
     """One list: prefix sums of the gaps, base 2; the last value is repeated up to N."""
     b = tl.program_id(0)
     base = b.to(tl.int64) * L
@@ -192,8 +195,8 @@ def _prefix(ordered, counts, a, w, L, N, tau, WIDEST: tl.constexpr, BLOCK: tl.co
         better = tl.load(ordered + base + i - 1, mask=before, other=0.0).to(tl.float64)
         gap = tl.minimum((better - s) / tau, WIDEST) * _LOG2_E
         weighted = gap * (i - 1).to(tl.float64)
-        tl.store(a + to + i, a_sum + tl.cumsum(gap, axis=0), mask=i < N)
-        tl.store(w + to + i, w_sum + tl.cumsum(weighted, axis=0), mask=i < N)
+        tl.store(sums + to + i, a_sum + tl.cumsum(gap, axis=0), mask=i < N)
+        tl.store(sums + tl.num_programs(0).to(tl.int64) * N + to + i, w_sum + tl.cumsum(weighted, axis=0), mask=i < N)
         a_sum += tl.sum(gap, axis=0)
         w_sum += tl.sum(weighted, axis=0)
 
@@ -207,8 +210,9 @@ def _cost(a, w, i, j):
 
 @triton.jit
 def _windows(
-    ordered, counts, a, w, near_a, near_w, near_row, real, first, last, rows, columns, L, N, steps,
+    ordered, counts, sums, tables, real, ties, spans, windows, L, N, steps,
     LOWEST: tl.constexpr, FAST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    RUN: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
     """Bisect for the ends of the windows, which are intervals since z falls on both sides of the diagonal, and for ties."""
     b = tl.program_id(0)
@@ -217,8 +221,9 @@ def _windows(
     if block * BLOCK < n:
         limit = LOWEST * _LOG2_E
         scores = ordered + b.to(tl.int64) * L
-        at_a = a + b.to(tl.int64) * N
-        at_w = w + b.to(tl.int64) * N
+        size = tl.num_programs(0).to(tl.int64) * N
+        at_a = sums + b.to(tl.int64) * N
+        at_w = at_a + size
         place = block * BLOCK + tl.arange(0, BLOCK)
         own = tl.minimum(place, n - 1)
         s = tl.load(scores + own)
@@ -261,33 +266,48 @@ def _windows(
             tie_to = tl.where(inside, middle, tie_to)
             high_3 = tl.where(inside, high_3, tl.maximum(middle - 1, tie_to))
         to = b.to(tl.int64) * N + place
-        tl.store(first + to, low_3)
-        tl.store(last + to, tie_to)
+        tl.store(ties + to, low_3 + tie_to)
+        tl.store(spans + to, low_3)
+        tl.store(spans + size + to, tie_to)
         tl.store(real + to, (place < n).to(tl.float32))
-        middle = place // CHUNK * CHUNK + CHUNK // 2
-        d = tl.load(at_a + place) - tl.load(at_a + middle)
-        twice_e = 2.0 * (tl.load(at_w + place) - tl.load(at_w + middle) - middle.to(tl.float64) * d)
-        tl.store(near_a + to, d.to(tl.float32))
-        tl.store(near_w + to, twice_e.to(tl.float32))
-        tl.store(near_row + to, (twice_e - (2 * (place - middle) - 1).to(tl.float64) * d).to(tl.float32))
-        at = (b.to(tl.int64) * tl.num_programs(1) + block) * 3
-        _store_window(rows + at, tl.min(low_1, axis=0), tl.max(row_to, axis=0), at_a, FAST, WIDE, CHUNK)
-        _store_window(columns + at, tl.min(low_2, axis=0), tl.max(column_to, axis=0), at_a, FAST, WIDE, CHUNK)
+        chunk = place // CHUNK * CHUNK
+        _tabulate(tables + to, size, at_a, at_w, place, chunk, place // RUN * RUN)
+        _tabulate(tables + size + to, size, at_a, at_w, place, chunk + CHUNK - 1, place // RUN * RUN + RUN - 1)
+        at = windows + (b * tl.num_programs(1) + block) * 3
+        _store_window(at, tl.min(low_1, axis=0), tl.max(row_to, axis=0), at_a, block, FAST, WIDE, BLOCK, CHUNK)
+        at += tl.num_programs(0) * tl.num_programs(1) * 3
+        _store_window(at, tl.min(low_2, axis=0), tl.max(column_to, axis=0), at_a, block, FAST, WIDE, BLOCK, RUNS)
 
 
 @triton.jit
-def _store_window(to, begin, last, a, FAST: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr):
+def _tabulate(table, size, a, w, place, of_chunk, of_run):
+    """The tables of `long_rounds`, relative to an end of the document's chunk of columns and of its run of rows."""
+    d = tl.load(a + place) - tl.load(a + of_chunk)
+    e = tl.load(w + place) - tl.load(w + of_chunk) - of_chunk.to(tl.float64) * d
+    tl.store(table, d.to(tl.float32))
+    tl.store(table + 2 * size, tl.exp2(-2.0 * tl.abs(d).to(tl.float32)))
+    tl.store(table + 4 * size, tl.exp2(-2.0 * tl.maximum(e, 0.0).to(tl.float32)))
+    d = tl.load(a + place) - tl.load(a + of_run)
+    e = tl.load(w + place) - tl.load(w + of_run) - of_run.to(tl.float64) * d
+    bracket = 2.0 * e - (2 * (place - of_run) - 1).to(tl.float64) * d
+    tl.store(table + 6 * size, tl.exp2(tl.minimum(bracket, 0.0).to(tl.float32)))
+
+
+@triton.jit
+def _store_window(
+    to, begin, last, a, block, FAST: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+):
     tl.store(to, begin // CHUNK * CHUNK)
     tl.store(to + 1, last + 1)
-    spread = tl.load(a + last) - tl.load(a + begin)
-    tl.store(to + 2, ((spread * CHUNK <= FAST) & (last + 1 - begin >= WIDE)).to(tl.int32))
+    spread = tl.load(a + block * BLOCK + (BLOCK - 1)) - tl.load(a + block * BLOCK)
+    near = 1 + (spread * BLOCK <= FAST).to(tl.int32)
+    tl.store(to + 2, tl.where(last + 1 - begin >= WIDE, near, 0))
 
 
 @triton.jit
 def _finish(
     counts,
-    first,
-    last,
+    spans,
     slope,
     by_column,
     prefix,
@@ -316,8 +336,12 @@ def _finish(
     for start in range(0, L, BLOCK):
         j = start + tl.arange(0, BLOCK)
         real = j < n
-        better = tl.load(sums + tl.load(first + at + j, mask=real, other=0), mask=real, other=0.0)
-        not_worse = tl.load(sums + tl.load(last + at + j, mask=real, other=0) + 1, mask=real, other=0.0)
+        better = tl.load(sums + tl.load(spans + at + j, mask=real, other=0), mask=real, other=0.0)
+        not_worse = tl.load(
+            sums + tl.load(spans + tl.num_programs(0).to(tl.int64) * N + at + j, mask=real, other=0) + 1,
+            mask=real,
+            other=0.0,
+        )
         grad = (tl.load(slope + at + j, mask=real, other=0.0) - ((total - not_worse) - better)) / tau
         if ORDER:
             to = tl.load(order + base + j, mask=j < L, other=0)

@@ -38,20 +38,24 @@ from rankgrad.kernels.long_rounds import (
 
 
 class Tiles(NamedTuple):
-    """How a program's tile lies: see `long_rounds`."""
+    """How a program's entries lie: see `long_rounds`. Blocks must be whole chunks, of columns and of rows."""
 
     R: int = 16
-    M: int = 4
     G: int = 4
     LANES: int = 32
+    RUN: int = 32
 
     @property
     def block(self) -> int:
-        return self.M * self.LANES
+        return 4 * self.LANES
 
-    @property
-    def chunk(self) -> int:
-        return self.R * self.G
+    def of_rows(self) -> dict[str, Any]:
+        return {
+            "R": self.R, "M": 4, "G": self.G, "LANES": self.LANES, "num_warps": self.G, "enable_fp_fusion": True,
+        }  # fmt: skip
+
+    def of_columns(self) -> dict[str, Any]:
+        return self.of_rows() | {"RUN": self.RUN}
 
 
 TILES = Tiles()
@@ -67,18 +71,19 @@ class Rounds(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The vectors of the way back, [B, N]."""
+    """The vectors of the way back."""
 
-    x: Tensor  # float64, p_t times the adjoint of log p_t
-    x_32: Tensor  # float32, the same
-    y: Tensor  # float64, q_t times the adjoint of log q_t; at the end the column sums of dz
-    y_32: Tensor
-    slope: Tensor  # float64, sum_i (r_i - rho_j) dz_ij
+    x: Tensor  # [B, N] float64, p_t times the adjoint of log p_t
+    x_far: Tensor  # [2, B, N] float32, the same as the far side of a block
+    y: Tensor  # [B, N] float64, q_t times the adjoint of log q_t; at the end the column sums of dz
+    y_far: Tensor  # [2, B, N] float32
+    slope: Tensor  # [B, N] float64, sum_i (r_i - rho_j) dz_ij
 
     @classmethod
     def empty(cls, lists: Sorted) -> "Walk":
-        a, real = lists.a, lists.real
-        return cls(*(torch.empty_like(like) for like in (a, real, a, real, a)))
+        x, y, slope = lists.sums.new_empty(3, *lists.shape).unbind()
+        x_far, y_far = lists.tables.new_empty(2, 2, *lists.shape).unbind()
+        return cls(x, x_far, y, y_far, slope)
 
 
 class ScaledSort(torch.autograd.Function):
@@ -91,9 +96,9 @@ class ScaledSort(torch.autograd.Function):
         """[B, L] float32 scores (sorted), counts [B], values [B, L] -> [B, L]."""
         length = scores.shape[-1]
         with torch.cuda.device_of(scores):
-            lists = survey(scores.contiguous(), counts.to(torch.int32), tau, block=TILES.block, chunk=TILES.chunk)
+            lists = survey(scores.contiguous(), counts.to(torch.int32), tau, TILES)
             rounds = scale(lists, iters, tol, transposed, keep=ctx.needs_input_grad[0])
-            values = torch.nn.functional.pad(values, (0, lists.a.shape[-1] - length))
+            values = torch.nn.functional.pad(values, (0, lists.shape[-1] - length))
             out = torch.zeros_like(values)
             end(lists, rounds, values, values, transposed, out=out)
         ctx.save_for_backward(values, *lists, *rounds)
@@ -143,9 +148,9 @@ def neural_ndcg(
             k=k,
             width=triton.cdiv(length, TILES.block) * TILES.block,
         )
-        lists = survey(judged.ordered, judged.counts, tau, block=TILES.block, chunk=TILES.chunk)
+        lists = survey(judged.ordered, judged.counts, tau, TILES)
         rounds = scale(lists, iters, tol, transposed, keep=True)
-        values = torch.zeros(lists.rows.shape[:2], device=scores.device)
+        values = torch.zeros(lists.windows.shape[1:3], device=scores.device)
         walk = Walk.empty(lists)
         end(
             lists,
@@ -165,25 +170,26 @@ def neural_ndcg(
 
 def scale(lists: Sorted, iters: int, tol: float, transposed: bool, *, keep: bool) -> Rounds:
     """All rounds, each list until it has had enough; `keep` what the way back needs."""
-    count, width = lists.a.shape
-    p, q = lists.a.new_empty(2, iters + 1, count, width).unbind()
-    moment = lists.real.new_empty(iters + 1 if keep else 0, count, width)
-    p_32, q_32 = torch.empty_like(lists.real), lists.real.clone()
+    count, width = lists.shape
+    p, q = lists.sums.new_empty(2, iters + 1, count, width).unbind()
+    moment = lists.tables.new_empty(iters + 1 if keep else 0, count, width)
+    p_far, q_far = lists.tables.new_empty(2, 2, count, width).unbind()
     q[0] = lists.real
+    torch.mul(lists.tables[4:6], lists.real, out=q_far)
     done = torch.zeros_like(lists.counts)
-    worst = lists.real.new_zeros(iters + 1, count)
-    grid, tiles = lists.rows.shape[:2], _tiles()
+    worst = lists.tables.new_zeros(iters + 1, count)
+    grid = lists.windows.shape[1:3]
 
     def row_step(t: int, to: int, ends: bool) -> None:
         rows_kernel[grid](
-            lists.counts, lists.a, lists.w, lists.near_a, lists.near_w, lists.rows, p, q, p_32, q_32, done, worst, width,
-            tol, t, to, JUDGES=not ends and t > 1, ENDS=ends, STOPS=tol > 0, **tiles,
+            lists.counts, lists.sums, lists.tables, lists.windows, p, q, p_far, q_far, done, worst, width, tol, t, to,
+            JUDGES=not ends and t > 1, ENDS=ends, STOPS=tol > 0, **TILES.of_rows(),
         )  # fmt: skip
 
     def column_step(t: int, ends: bool) -> None:
         columns_kernel[grid](
-            lists.counts, lists.a, lists.w, lists.near_row, lists.columns, lists.first, lists.last, p, q, moment, p_32, q_32,
-            done, worst, width, tol, t, t, JUDGES=not ends and t > 1, ENDS=ends, STOPS=tol > 0, MOMENT=keep, **tiles,
+            lists.counts, lists.sums, lists.tables, lists.windows, lists.ties, p, q, moment, p_far, q_far, done, worst, width,
+            tol, t, JUDGES=not ends and t > 1, ENDS=ends, STOPS=tol > 0, MOMENT=keep, **TILES.of_columns(),
         )  # fmt: skip
 
     if not transposed or iters == 0:
@@ -208,44 +214,39 @@ def end(
     out: Tensor | None = None,
     values: Tensor | None = None,
     value_scale: Tensor | None = None,
-    walk: "Walk | None" = None,
+    walk: Walk | None = None,
 ) -> None:
-    """The result of the rounds as `out`, or as `values` of NDCG; or the adjoints with which the way back begins."""
-    grid, tiles, width = lists.rows.shape[:2], _tiles(), lists.a.shape[-1]
-    nothing = lists.real
-    x, x_32, y, y_32, slope = walk or (nothing,) * 5
+    """The result of the rounds as `out`, or the adjoints with which the way back begins and `values` of NDCG."""
+    grid, width = lists.windows.shape[1:3], lists.shape[-1]
+    nothing = lists.tables
+    x, x_far, y, y_far, slope = walk or (nothing,) * 5
     if out is None or not transposed:
         end_rows_kernel[grid](
-            lists.counts, lists.a, lists.w, lists.near_a, lists.near_w, lists.rows, rounds.p, rounds.q, rounds.done,
-            by_rank, by_document, nothing if value_scale is None else value_scale, nothing if out is None else out,
-            nothing if values is None else values, x, x_32, width,
-            TRANSPOSED=transposed, OUT=out is not None, VALUES=values is not None, BACKWARD=walk is not None, **tiles,
+            lists.counts, lists.sums, lists.tables, lists.windows, rounds.p, rounds.q, rounds.done, by_rank, by_document,
+            nothing if value_scale is None else value_scale, nothing if out is None else out,
+            nothing if values is None else values, x, x_far, width,
+            TRANSPOSED=transposed, OUT=out is not None, VALUES=values is not None, **TILES.of_rows(),
         )  # fmt: skip
     if out is None or transposed:
         end_columns_kernel[grid](
-            lists.counts, lists.a, lists.w, lists.near_row, lists.columns, lists.first, lists.last, rounds.p, rounds.q,
-            rounds.moment, rounds.done, by_rank, by_document, nothing if out is None else out, slope, y, y_32, width,
-            TRANSPOSED=transposed, OUT=out is not None, **tiles,
+            lists.counts, lists.sums, lists.tables, lists.windows, lists.ties, rounds.p, rounds.q, rounds.moment, rounds.done,
+            by_rank, by_document, nothing if out is None else out, slope, y, y_far, width,
+            TRANSPOSED=transposed, OUT=out is not None, **TILES.of_columns(),
         )  # fmt: skip
 
 
-def walk_back(lists: Sorted, rounds: Rounds, walk: "Walk", transposed: bool) -> None:
+def walk_back(lists: Sorted, rounds: Rounds, walk: Walk, transposed: bool) -> None:
     """From the adjoints of `end` to those of the start: walk.slope and walk.y are what `finish` needs."""
-    grid, tiles, width = lists.rows.shape[:2], _tiles(), lists.a.shape[-1]
+    grid, width = lists.windows.shape[1:3], lists.shape[-1]
     iters = len(rounds.p) - 1
     for t in range(iters, -1, -1):
         if t < iters or not transposed or iters == 0:
             back_columns_kernel[grid](
-                lists.counts, lists.a, lists.w, lists.near_row, lists.columns, lists.first, lists.last, rounds.q,
-                rounds.moment, rounds.done, walk.slope, walk.x, walk.x_32, walk.y, walk.y_32, width, t,
-                TRANSPOSED=transposed, **tiles,
+                lists.counts, lists.sums, lists.tables, lists.windows, lists.ties, rounds.q, rounds.moment, rounds.done,
+                walk.slope, walk.x, walk.x_far, walk.y, walk.y_far, width, t, TRANSPOSED=transposed, **TILES.of_columns(),
             )  # fmt: skip
         if t > 0:
             back_rows_kernel[grid](
-                lists.counts, lists.a, lists.w, lists.near_a, lists.near_w, lists.rows, rounds.p,
-                rounds.done, walk.x, walk.x_32, walk.y, walk.y_32, width, t, TRANSPOSED=transposed, **tiles,
+                lists.counts, lists.sums, lists.tables, lists.windows, rounds.p, rounds.done,
+                walk.x, walk.x_far, walk.y, walk.y_far, width, t, TRANSPOSED=transposed, **TILES.of_rows(),
             )  # fmt: skip
-
-
-def _tiles() -> dict[str, Any]:
-    return TILES._asdict() | {"num_warps": TILES.G, "enable_fp_fusion": True}
