@@ -25,20 +25,21 @@ depends on the other document alone is multiplied into its vector by the launch 
 import triton
 import triton.language as tl
 
-_NEAR_FAST = tl.constexpr(2)  # kinds of windows: entries near the block in float32, far ones geometric;
-_FAR = tl.constexpr(1)  # the same with entries near the block in float64; 0: all entries in float64
+# what a launch does: see `rows_kernel`
+FIRST_HALF, SECOND_HALF, RESULT, END, BACK = (tl.constexpr(phase) for phase in range(5))
 
-# what `long_lists` tabulates of each document, as the far side of a block before it (FIRST) or after it (LAST)
-_DISTANCE = tl.constexpr(0)  # d, relative to the first (+ 0) or the last (+ 1) document of its chunk of columns
+# what `long_lists` tabulates of each document: relative to the first document of its chunk or run, for blocks before it; and (+ 1) to
+# the last, for blocks after it
+_DISTANCE = tl.constexpr(0)  # d within its chunk of columns
 _RATIO = tl.constexpr(2)  # exp(-2 |d|)
-_COLUMN = tl.constexpr(4)  # exp(-2 e)
-_ROW = tl.constexpr(6)  # exp of the bracket, relative to the first or last document of its run of rows
+COLUMN = tl.constexpr(4)  # exp(-2 e)
+ROW = tl.constexpr(6)  # exp of the bracket, within its run of rows
 
 
 @triton.jit
 def _near_rows(
-    a, w, x, times, block, begin, end,
-    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, TIMES: tl.constexpr, DTYPE: tl.constexpr,
+    a, w, x, block, begin, end,
+    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """sum_j E_ij x_j of a block's rows over the columns begin..end, [M * LANES] float64."""
     own = (block * M + tl.arange(0, M)[:, None]) * LANES + tl.arange(0, LANES)[None, :]
@@ -57,8 +58,6 @@ def _near_rows(
         a_j = tl.load(a + j) - a_c
         w_j = (2.0 * ((tl.load(w + j) - w_c) - centre.to(tl.float64) * a_j)).to(DTYPE)
         x_j = tl.load(x + j)
-        if TIMES:
-            x_j = x_j * tl.load(times + j)
         z = odd_i * a_j.to(DTYPE)[:, None, :, None] + (start_i - w_j[:, None, :, None])
         terms = tl.exp2(z.to(tl.float32)).to(DTYPE) * x_j.to(DTYPE)[:, None, :, None]
         sums += tl.sum(terms, axis=0).to(tl.float64)
@@ -67,9 +66,8 @@ def _near_rows(
 
 @triton.jit
 def _near_columns(
-    a, w, x, times, ties, block, begin, end,
-    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, TIMES: tl.constexpr, MOMENT: tl.constexpr,
-    DTYPE: tl.constexpr,
+    a, w, x, ties, block, begin, end,
+    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """sum_i E_ij x_i of a block's columns over the rows begin..end, and the same times ties_j - 2 i, [M * LANES] float64."""
     own = (block * M + tl.arange(0, M)[:, None]) * LANES + tl.arange(0, LANES)[None, :]
@@ -90,14 +88,11 @@ def _near_columns(
         odd = (2 * (i - centre) - 1).to(tl.float64)
         start_i = (2.0 * w_i - odd * a_i).to(DTYPE)[:, None, :, None]
         x_i = tl.load(x + i)
-        if TIMES:
-            x_i = x_i * tl.load(times + i)
         z = odd.to(DTYPE)[:, None, :, None] * a_j + (start_i - w_j)
         terms = tl.exp2(z.to(tl.float32)).to(DTYPE) * x_i.to(DTYPE)[:, None, :, None]
         sums += tl.sum(terms, axis=0).to(tl.float64)
-        if MOMENT:
-            apart = tie_j - 2 * (i - centre)[:, None, :, None]
-            moments += tl.sum(terms * apart.to(DTYPE), axis=0).to(tl.float64)
+        apart = tie_j - 2 * (i - centre)[:, None, :, None]
+        moments += tl.sum(terms * apart.to(DTYPE), axis=0).to(tl.float64)
     return tl.reshape(tl.sum(sums, axis=1), (M * LANES,)), tl.reshape(tl.sum(moments, axis=1), (M * LANES,))
 
 
@@ -110,22 +105,15 @@ def _from_column(a_i, w_i, i, a_m, w_m):
 
 @triton.jit
 def _far_rows(
-    a, w, distance, ratio, x_far, x, times, column, block, begin, end,
-    R: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, AFTER: tl.constexpr, TIMES: tl.constexpr,
-):  # fmt: skip
-    """sum_j E_ij x_j of a block's rows over whole chunks begin..end of columns beyond it, [4 * LANES] float64."""
-    own = (block * LANES + tl.arange(0, LANES)) * 4
-    # rows from the chunk's nearest to its farthest: from the last to the first where the chunk comes after them
-    if AFTER:
-        i_0 = own + 3
-        i_1 = own + 2
-        i_2 = own + 1
-        i_3 = own
-    else:
-        i_0 = own
-        i_1 = own + 1
-        i_2 = own + 2
-        i_3 = own + 3
+    a, w, tables, x_far, size, block, begin, end, after, R: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr
+):
+    """sum_j E_ij x_j of a block's rows over whole chunks begin..end of columns before or after it, [4 * LANES] float64."""
+    # the four rows from the chunk's nearest to its farthest
+    step = tl.where(after > 0, -1, 1)
+    i_0 = (block * LANES + tl.arange(0, LANES)) * 4 + tl.where(after > 0, 3, 0)
+    i_1 = i_0 + step
+    i_2 = i_1 + step
+    i_3 = i_2 + step
     a_0 = tl.load(a + i_0)
     a_1 = tl.load(a + i_1)
     a_2 = tl.load(a + i_2)
@@ -134,12 +122,16 @@ def _far_rows(
     w_1 = tl.load(w + i_1)
     w_2 = tl.load(w + i_2)
     w_3 = tl.load(w + i_3)
+    side = tl.where(after > 0, size * 0, size)
+    distance = tables + size * _DISTANCE + side
+    ratio = tables + size * _RATIO + side
+    x_far += side
     sums_0 = tl.zeros([G, LANES], dtype=tl.float64)
     sums_1 = tl.zeros([G, LANES], dtype=tl.float64)
     sums_2 = tl.zeros([G, LANES], dtype=tl.float64)
     sums_3 = tl.zeros([G, LANES], dtype=tl.float64)
     for start in range(begin, end, R * G):
-        m = start if AFTER else start + (R * G - 1)
+        m = start + tl.where(after > 0, 0, R * G - 1)
         slope = (2 * (i_0 - m) - 1).to(tl.float32)[None, :]
         part_0 = tl.zeros([G, LANES], dtype=tl.float32)
         part_1 = tl.zeros([G, LANES], dtype=tl.float32)
@@ -147,12 +139,8 @@ def _far_rows(
         part_3 = tl.zeros([G, LANES], dtype=tl.float32)
         for r in tl.static_range(R):
             j = start + r * G + tl.arange(0, G)
-            if TIMES:
-                x_j = (tl.load(x + j) * tl.load(times + j)).to(tl.float32) * tl.load(column + j)
-            else:
-                x_j = tl.load(x_far + j)
             ratio_j = tl.load(ratio + j)[:, None]
-            term = tl.exp2(slope * tl.load(distance + j)[:, None]) * x_j[:, None]
+            term = tl.exp2(slope * tl.load(distance + j)[:, None]) * tl.load(x_far + j)[:, None]
             part_0 += term
             term *= ratio_j
             part_1 += term
@@ -166,30 +154,30 @@ def _far_rows(
         sums_1 += (part_1 * _from_column(a_1, w_1, i_1, a_m, w_m)).to(tl.float64)
         sums_2 += (part_2 * _from_column(a_2, w_2, i_2, a_m, w_m)).to(tl.float64)
         sums_3 += (part_3 * _from_column(a_3, w_3, i_3, a_m, w_m)).to(tl.float64)
-    if AFTER:
-        rows = tl.join(tl.join(sums_3, sums_1), tl.join(sums_2, sums_0))
-    else:
-        rows = tl.join(tl.join(sums_0, sums_2), tl.join(sums_1, sums_3))
+    first = tl.where(after > 0, sums_3, sums_0)
+    second = tl.where(after > 0, sums_2, sums_1)
+    third = tl.where(after > 0, sums_1, sums_2)
+    fourth = tl.where(after > 0, sums_0, sums_3)
+    rows = tl.join(tl.join(first, third), tl.join(second, fourth))
     return tl.reshape(tl.sum(rows, axis=0), (LANES * 4,))
 
 
 @triton.jit
 def _far_columns(
-    a, w, row, x_far, x, times, ties, block, begin, end,
-    RUN: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, AFTER: tl.constexpr, TIMES: tl.constexpr,
-    MOMENT: tl.constexpr,
+    a, w, x_far, size, ties, block, begin, end, after,
+    RUN: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """sum_i E_ij x_i of a block's columns over whole runs begin..end of rows beyond it, and its moment, [M * LANES] float64."""
+    """sum_i E_ij x_i of a block's columns over whole runs begin..end of rows before or after it, and its moment."""
     own = (block * M + tl.arange(0, M)[:, None]) * LANES + tl.arange(0, LANES)[None, :]
     a_j = tl.load(a + own)[:, None, :]
     w_j = tl.load(w + own)[:, None, :]
     tie_j = tl.load(ties + own)[:, None, :]
+    x_far += tl.where(after > 0, size * 0, size)
+    away = tl.where(after > 0, 1, -1)
     sums = tl.zeros([M, G, LANES], dtype=tl.float64)
     moments = tl.zeros([M, G, LANES], dtype=tl.float64)
     for start in range(begin, end, RUN * G):
-        m = start + tl.arange(0, G) * RUN
-        if not AFTER:
-            m += RUN - 1
+        m = start + tl.arange(0, G) * RUN + tl.where(after > 0, 0, RUN - 1)
         d = a_j - tl.load(a + m)[None, :, None]
         odd = (2 * m - 1).to(tl.float64)[None, :, None]
         from_row = tl.exp2((odd * d - 2.0 * (w_j - tl.load(w + m)[None, :, None])).to(tl.float32))
@@ -197,107 +185,86 @@ def _far_columns(
         part = tl.zeros([M, G, LANES], dtype=tl.float32)
         grown = tl.zeros([M, G, LANES], dtype=tl.float32)
         for r in tl.static_range(RUN):
-            i = m + (RUN - 1 - r) if AFTER else m - (RUN - 1 - r)
-            if TIMES:
-                x_i = (tl.load(x + i) * tl.load(times + i)).to(tl.float32) * tl.load(row + i)
-            else:
-                x_i = tl.load(x_far + i)
-            if MOMENT:
-                grown = grown * ratio + part
+            x_i = tl.load(x_far + m + away * (RUN - 1 - r))
+            grown = grown * ratio + part
             part = part * ratio + x_i[None, :, None]
         part *= from_row
         sums += part.to(tl.float64)
-        if MOMENT:
-            steps = 2.0 * (grown * ratio * from_row)  # twice the sum of |i - m| E_ij x_i
-            apart = (tie_j - 2 * m[None, :, None]).to(tl.float32)
-            moments += (part * apart - steps if AFTER else part * apart + steps).to(tl.float64)
+        beyond = (2 * away).to(tl.float32) * (grown * ratio * from_row)  # twice the sum of (i - m) E_ij x_i
+        moments += (part * (tie_j - 2 * m[None, :, None]).to(tl.float32) - beyond).to(tl.float64)
     return tl.reshape(tl.sum(sums, axis=1), (M * LANES,)), tl.reshape(tl.sum(moments, axis=1), (M * LANES,))
 
 
 @triton.jit
 def _along(
-    sums, tables, windows, x, x_far, times, lists, b, block, blocks, N,
-    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, TIMES: tl.constexpr,
+    sums, tables, windows, x, x_far, lists, b, block, blocks, N,
+    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """sum_j E_ij x_j of the rows of a block, [M * LANES] float64; with TIMES of x_j times_j."""
-    a = sums + b.to(tl.int64) * N
-    w = a + lists.to(tl.int64) * N
+    """sum_j E_ij x_j of the rows of a block, [M * LANES] float64."""
+    base = b.to(tl.int64) * N
+    size = lists.to(tl.int64) * N
+    a = sums + base
+    w = a + size
     window = windows + (b * blocks + block) * 3
     begin = tl.load(window)
     end = tl.load(window + 1)
     kind = tl.load(window + 2)
     here = block * M * LANES
-    if kind == 0:
-        total = _near_rows(a, w, x, times, block, begin, end, R, M, G, LANES, TIMES, tl.float64)
+    near = tl.where(kind == 0, begin, here)
+    if kind < 2:
+        until = tl.where(kind == 0, end, here + M * LANES)
+        total = _near_rows(a, w, x + base, block, near, until, R, M, G, LANES, tl.float64)
     else:
-        if kind == _FAR:
-            total = _near_rows(a, w, x, times, block, here, here + M * LANES, R, M, G, LANES, TIMES, tl.float64)
-        else:
-            total = _near_rows(a, w, x, times, block, here, here + M * LANES, R, M, G, LANES, TIMES, tl.float32)
-        table = tables + b.to(tl.int64) * N
-        size = lists.to(tl.int64) * N
-        total += _far_rows(
-            a, w, table + size * (_DISTANCE + 1), table + size * (_RATIO + 1), x_far + size, x, times,
-            table + size * (_COLUMN + 1), block, begin, here, R, G, LANES, False, TIMES,
-        )  # fmt: skip
-        total += _far_rows(
-            a, w, table + size * _DISTANCE, table + size * _RATIO, x_far, x, times,
-            table + size * _COLUMN, block, here + M * LANES, end, R, G, LANES, True, TIMES,
-        )  # fmt: skip
+        total = _near_rows(a, w, x + base, block, near, here + M * LANES, R, M, G, LANES, tl.float32)
+    for after in range(tl.where(kind == 0, 0, 2)):
+        since = tl.where(after == 0, begin, here + M * LANES)
+        until = tl.where(after == 0, here, end)
+        total += _far_rows(a, w, tables + base, x_far + base, size, block, since, until, after, R, G, LANES)
     return total
 
 
 @triton.jit
 def _down(
-    sums, tables, windows, ties, x, x_far, times, lists, b, block, blocks, N,
-    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, TIMES: tl.constexpr,
-    MOMENT: tl.constexpr,
+    sums, windows, ties, x, x_far, lists, b, block, blocks, N,
+    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     """sum_i E_ij x_i of the columns of a block, and sum_i (r_i - rho_j) E_ij x_i, [M * LANES] float64.
 
     r_i - rho_j = ties_j - 2 i, with ties_j the first plus the last document that have j's score.
     """
-    a = sums + b.to(tl.int64) * N
-    w = a + lists.to(tl.int64) * N
-    ties += b.to(tl.int64) * N
+    base = b.to(tl.int64) * N
+    size = lists.to(tl.int64) * N
+    a = sums + base
+    w = a + size
     window = windows + ((lists + b) * blocks + block) * 3
     begin = tl.load(window)
     end = tl.load(window + 1)
     kind = tl.load(window + 2)
     here = block * M * LANES
-    there = here + M * LANES
-    if kind == 0:
-        total, moment = _near_columns(
-            a, w, x, times, ties, block, begin, end, R, M, G, LANES, TIMES, MOMENT, tl.float64
-        )  # fmt: skip
+    near = tl.where(kind == 0, begin, here)
+    if kind < 2:
+        until = tl.where(kind == 0, end, here + M * LANES)
+        total, moment = _near_columns(a, w, x + base, ties + base, block, near, until, R, M, G, LANES, tl.float64)
     else:
-        if kind == _FAR:
-            total, moment = _near_columns(
-                a, w, x, times, ties, block, here, there, R, M, G, LANES, TIMES, MOMENT, tl.float64
-            )  # fmt: skip
-        else:
-            total, moment = _near_columns(
-                a, w, x, times, ties, block, here, there, R, M, G, LANES, TIMES, MOMENT, tl.float32
-            )  # fmt: skip
-        size = lists.to(tl.int64) * N
-        row = tables + size * _ROW + b.to(tl.int64) * N
-        before, moment_before = _far_columns(
-            a, w, row + size, x_far + size, x, times, ties, block, begin, here, RUN, M, G, LANES, False, TIMES, MOMENT
+        until = here + M * LANES
+        total, moment = _near_columns(a, w, x + base, ties + base, block, near, until, R, M, G, LANES, tl.float32)
+    for after in range(tl.where(kind == 0, 0, 2)):
+        since = tl.where(after == 0, begin, here + M * LANES)
+        until = tl.where(after == 0, here, end)
+        more, further = _far_columns(
+            a, w, x_far + base, size, ties + base, block, since, until, after, RUN, M, G, LANES
         )  # fmt: skip
-        after, moment_after = _far_columns(
-            a, w, row, x_far, x, times, ties, block, there, end, RUN, M, G, LANES, True, TIMES, MOMENT
-        )  # fmt: skip
-        total += before + after
-        moment += moment_before + moment_after
+        total += more
+        moment += further
     return total, moment
 
 
 @triton.jit
 def _store(x, x_far, table, value, own, b, lists, N):
-    """A vector in float64, and in float32 as the far side of a block before it and of a block after it."""
+    """A vector in float64, and in float32 as the far side of blocks before it and of blocks after it."""
     at = b.to(tl.int64) * N + own
     size = lists.to(tl.int64) * N
-    tl.store(x + own, value)
+    tl.store(x + at, value)
     tl.store(x_far + at, value.to(tl.float32) * tl.load(table + at))
     tl.store(x_far + size + at, value.to(tl.float32) * tl.load(table + size + at))
 
@@ -308,209 +275,152 @@ def _inverse(x, real):
 
 
 @triton.jit
-def _judge(worst, t, lists, b, scaled, real):
-    """Remember how far the sums that the last round left behind are from one."""
-    off = tl.where(real, tl.abs(scaled - 1.0), 0.0)
-    tl.atomic_max(worst + t * lists + b, tl.max(off, axis=0).to(tl.float32))
+def _takes_part(done, worst, t, lists, b, tol, phase, transposed, rows):
+    """Whether a list still scales in round t, or did and goes back through it.
+
+    Forward: it ended the round before; the second half also asks whether that round had left the sums close enough to one.
+    Back: rows undo q_t, columns undo p_t, and the transposed form has no p of its last round.
+    """
+    rounds = tl.load(done + b)
+    part = rounds >= 0
+    if phase <= SECOND_HALF:
+        part = (t <= 1) | (rounds >= t - 1)
+        if (phase == SECOND_HALF) & (t > 1) & (tol > 0):
+            part = part & (tl.load(worst + (t - 1) * lists + b) >= tol)
+    if phase == BACK:
+        part = t <= tl.where((transposed > 0) & (rows == 0), tl.maximum(rounds - 1, 0), rounds)
+    return part
 
 
 @triton.jit
-def _runs(done, worst, t, lists, b, tol, ENDS: tl.constexpr, STOPS: tl.constexpr):
-    """Whether a list takes part in round t: it ended the one before, and had not had enough."""
-    running = t <= 1
-    if t > 1:
-        running = tl.load(done + b) >= t - 1
-        if STOPS and ENDS:
-            running = running & (tl.load(worst + (t - 1) * lists + b) >= tol)
-    return running
-
-
-@triton.jit(do_not_specialize=["t", "to"])
-def rows_kernel(
-    counts, sums, tables, windows, p, q, p_far, q_far, done, worst, N, tol, t, to,
-    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, JUDGES: tl.constexpr,
-    ENDS: tl.constexpr, STOPS: tl.constexpr,
-):  # fmt: skip
-    """p_to = 1 / (E q_to), a half of round t; the second half of a round ends it."""
-    b = tl.program_id(0)
-    block = tl.program_id(1)
-    lists = tl.num_programs(0)
-    n = tl.load(counts + b)
-    if _runs(done, worst, t, lists, b, tol, ENDS, STOPS) & (block * M * LANES < n):
-        own = block * M * LANES + tl.arange(0, M * LANES)
-        at = (to.to(tl.int64) * lists + b) * N
-        far = q_far + b.to(tl.int64) * N
-        total = _along(
-            sums, tables, windows, q + at, far, q, lists, b, block, tl.num_programs(1), N, R, M, G, LANES, False
-        )  # fmt: skip
-        if STOPS and JUDGES:
-            _judge(worst, t - 1, lists, b, tl.load(p + at - lists.to(tl.int64) * N + own) * total, own < n)
-        if ENDS:
-            tl.store(done + b, t, mask=block == 0)
-        _store(p + at, p_far, tables + lists.to(tl.int64) * N * _ROW, _inverse(total, own < n), own, b, lists, N)
-
-
-@triton.jit(do_not_specialize=["t"])
-def columns_kernel(
-    counts, sums, tables, windows, ties, p, q, moment, p_far, q_far, done, worst, N, tol, t,
-    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, JUDGES: tl.constexpr,
-    ENDS: tl.constexpr, STOPS: tl.constexpr, MOMENT: tl.constexpr,
-):  # fmt: skip
-    """q_t = 1 / (E' p_{t-1}), the other half; keeps sum_i (r_i - rho_j) E_ij p_i for the way back."""
-    b = tl.program_id(0)
-    block = tl.program_id(1)
-    lists = tl.num_programs(0)
-    n = tl.load(counts + b)
-    if _runs(done, worst, t, lists, b, tol, ENDS, STOPS) & (block * M * LANES < n):
-        own = block * M * LANES + tl.arange(0, M * LANES)
-        at = (t.to(tl.int64) * lists + b) * N
-        before = at - lists.to(tl.int64) * N
-        far = p_far + b.to(tl.int64) * N
-        total, moments = _down(
-            sums, tables, windows, ties, p + before, far, p, lists, b, block, tl.num_programs(1), N,
-            R, M, G, LANES, RUN, False, MOMENT,
-        )  # fmt: skip
-        if STOPS and JUDGES:
-            _judge(worst, t - 1, lists, b, tl.load(q + before + own) * total, own < n)
-        if ENDS:
-            tl.store(done + b, t, mask=block == 0)
-        if MOMENT:
-            tl.store(moment + at + own, tl.where(own < n, moments, 0.0).to(tl.float32))
-        _store(q + at, q_far, tables + lists.to(tl.int64) * N * _COLUMN, _inverse(total, own < n), own, b, lists, N)
-
-
-@triton.jit
-def _last(done, b, lists, N, TRANSPOSED: tl.constexpr):
+def _last(done, b, lists, N, transposed):
     """The rounds of a list, and where the p and q are that they left."""
     rounds = tl.load(done + b)
-    if TRANSPOSED:
-        rows = tl.maximum(rounds - 1, 0)
-    else:
-        rows = rounds
+    rows = tl.where(transposed > 0, tl.maximum(rounds - 1, 0), rounds)
     return rounds, (rows.to(tl.int64) * lists + b) * N, (rounds.to(tl.int64) * lists + b) * N
 
 
 @triton.jit
-def end_rows_kernel(
-    counts, sums, tables, windows, p, q, done, by_rank, by_document, scale, out, values, x, x_far, N,
-    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, TRANSPOSED: tl.constexpr,
-    OUT: tl.constexpr, VALUES: tl.constexpr,
+def products_kernel(
+    counts, tables, p, q, done, by_rank, by_document, x, x_far, y, y_far, N, transposed, BLOCK: tl.constexpr
+):
+    """Store x = p r and y = q d, with the p and q of the last round."""
+    b = tl.program_id(0)
+    own = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    lists = tl.num_programs(0)
+    size = lists.to(tl.int64) * N
+    if tl.program_id(1) * BLOCK < tl.load(counts + b):
+        _rounds, at_p, at_q = _last(done, b, lists, N, transposed)
+        at = b.to(tl.int64) * N + own
+        _store(x, x_far, tables + size * ROW, tl.load(p + at_p + own) * tl.load(by_rank + at), own, b, lists, N)
+        _store(y, y_far, tables + size * COLUMN, tl.load(q + at_q + own) * tl.load(by_document + at), own, b, lists, N)
+
+
+@triton.jit(do_not_specialize=["t", "to", "phase", "transposed"])
+def rows_kernel(
+    counts, sums, tables, windows, done, worst, p, y, y_far, x, x_far, by_rank, out, values, scale, N, tol, t, to, phase,
+    transposed, R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """The result sum_ij r_i p_i E_ij q_j d_j by rows: scale(P) d as OUT; or NDCG and the adjoint of log p, times p."""
+    """E y by rows.
+
+    FIRST_HALF, SECOND_HALF   y = q_to comes in, x = p_to = 1 / (E q_to) goes out; the second half ends round t
+    RESULT                    y = q d comes in, out = scale(P) d
+    END                       y = q d comes in, the values of NDCG and x = p times the adjoint of log p go out
+    BACK                      through the column step q_t: y = q_t times its adjoint comes in, x goes out for p_{t-1}
+    """
     b = tl.program_id(0)
     block = tl.program_id(1)
     lists = tl.num_programs(0)
     n = tl.load(counts + b)
-    if block * M * LANES < n:
+    if _takes_part(done, worst, t, lists, b, tol, phase, transposed, 1) & (block * M * LANES < n):
+        size = lists.to(tl.int64) * N
         base = b.to(tl.int64) * N
         own = block * M * LANES + tl.arange(0, M * LANES)
-        rounds, at_p, at_q = _last(done, b, lists, N, TRANSPOSED)
-        total = _along(
-            sums, tables, windows, q + at_q, tables, by_document + base, lists, b, block, tl.num_programs(1), N,
-            R, M, G, LANES, True,
-        )  # fmt: skip
-        p_i = tl.load(p + at_p + own)
-        if OUT:
-            tl.store(out + base + own, (p_i * total).to(tl.float32))
+        real = own < n
+        total = _along(sums, tables, windows, y, y_far, lists, b, block, tl.num_programs(1), N, R, M, G, LANES)
+        if phase <= SECOND_HALF:
+            at = to * size + base
+            if (phase == FIRST_HALF) & (t > 1) & (tol > 0):
+                off = tl.where(real, tl.abs(tl.load(p + at - size + own) * total - 1.0), 0.0)
+                tl.atomic_max(worst + (t - 1) * lists + b, tl.max(off, axis=0).to(tl.float32))
+            tl.store(done + b, t, mask=tl.where(phase == SECOND_HALF, block, 1) == 0)
+            new = _inverse(total, real)
+            tl.store(p + at + own, new)
+            _store(x, x_far, tables + size * ROW, new, own, b, lists, N)
         else:
-            p_bar = tl.load(by_rank + base + own) * p_i * total
-            if VALUES:
-                value = tl.sum(p_bar, axis=0).to(tl.float32)
-                tl.store(values + b * tl.num_programs(1) + block, value * tl.load(scale + b))
-            if TRANSPOSED:  # unless nothing was scaled, the last columns come first: they need the adjoint itself
-                p_bar = tl.where(rounds > 0, p_bar, p_bar * p_i)
+            rounds, at_p, _at_q = _last(done, b, lists, N, transposed)
+            if phase == BACK:
+                p_i = tl.load(p + (t - 1) * size + base + own)
+                carried = own < tl.where((transposed > 0) & (t == rounds), n, 0)
+                p_bar = tl.load(x + base + own, mask=carried, other=0.0) - p_i * total
+                _store(x, x_far, tables + size * ROW, p_i * p_bar, own, b, lists, N)
             else:
-                p_bar = p_bar * p_i
-            _store(x + base, x_far, tables + lists.to(tl.int64) * N * _ROW, p_bar, own, b, lists, N)
+                p_i = tl.load(p + at_p + own)
+                if phase == RESULT:
+                    tl.store(out + base + own, (p_i * total).to(tl.float32))
+                else:
+                    p_bar = tl.load(by_rank + base + own) * p_i * total
+                    value = tl.sum(p_bar, axis=0).to(tl.float32) * tl.load(scale + b)
+                    tl.store(values + b * tl.num_programs(1) + block, value)
+                    # in the transposed form the last columns come first, unless nothing was scaled: they carry the adjoint itself
+                    p_bar = tl.where((transposed > 0) & (rounds > 0), p_bar, p_bar * p_i)
+                    _store(x, x_far, tables + size * ROW, p_bar, own, b, lists, N)
 
 
-@triton.jit
-def end_columns_kernel(
-    counts, sums, tables, windows, ties, p, q, moment, done, by_rank, by_document, out, slope, y, y_far, N,
-    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, TRANSPOSED: tl.constexpr,
-    OUT: tl.constexpr,
+@triton.jit(do_not_specialize=["t", "phase", "transposed"])
+def columns_kernel(
+    counts, sums, tables, windows, ties, done, worst, q, moment, x, x_far, y, y_far, by_document, out, slope, N, tol, t, phase,
+    transposed, R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """The same by columns: scale(P^T) r as OUT; or the adjoint of log q and the first part of the gradient."""
+    """E' x by columns.
+
+    FIRST_HALF, SECOND_HALF   x = p_{t-1} comes in, y = q_t = 1 / (E' p_{t-1}) goes out; sum_i (r_i - rho_j) E_ij p_i is kept
+    RESULT                    x = p r comes in, out = scale(P^T) r
+    END                       x = p r comes in, the adjoint of log q and the first part of the gradient go out
+    BACK                      through the row step p_t: x = p_t times its adjoint comes in, y goes out for q_t
+    """
     b = tl.program_id(0)
     block = tl.program_id(1)
     lists = tl.num_programs(0)
     n = tl.load(counts + b)
-    if block * M * LANES < n:
+    if _takes_part(done, worst, t, lists, b, tol, phase, transposed, 0) & (block * M * LANES < n):
+        size = lists.to(tl.int64) * N
         base = b.to(tl.int64) * N
         own = block * M * LANES + tl.arange(0, M * LANES)
-        rounds, at_p, at_q = _last(done, b, lists, N, TRANSPOSED)
+        real = own < n
         total, moments = _down(
-            sums, tables, windows, ties, p + at_p, tables, by_rank + base, lists, b, block, tl.num_programs(1), N,
-            R, M, G, LANES, RUN, True, not OUT,
-        )  # fmt: skip
-        q_j = tl.load(q + at_q + own)
-        if OUT:
-            tl.store(out + base + own, (q_j * total).to(tl.float32))
+            sums, windows, ties, x, x_far, lists, b, block, tl.num_programs(1), N, R, M, G, LANES, RUN
+        )
+        if phase <= SECOND_HALF:
+            at = t * size + base
+            if (phase == FIRST_HALF) & (t > 1) & (tol > 0):
+                off = tl.where(real, tl.abs(tl.load(q + at - size + own) * total - 1.0), 0.0)
+                tl.atomic_max(worst + (t - 1) * lists + b, tl.max(off, axis=0).to(tl.float32))
+            tl.store(done + b, t, mask=tl.where(phase == SECOND_HALF, block, 1) == 0)
+            new = _inverse(total, real)
+            tl.store(q + at + own, new)
+            tl.store(moment + at + own, tl.where(real, moments, 0.0).to(tl.float32))
+            _store(y, y_far, tables + size * COLUMN, new, own, b, lists, N)
         else:
-            d_q = tl.load(by_document + base + own) * q_j
-            q_bar = d_q * total
-            gradient = d_q * moments
-            if TRANSPOSED:  # the last columns come first, unless nothing was scaled
-                scaled = own < tl.where(rounds > 0, n, 0)
-                q_bar = tl.where(scaled, q_bar * q_j, q_bar)
-                gradient -= q_bar * tl.load(moment + at_q + own, mask=scaled, other=0.0)
-            tl.store(slope + base + own, gradient)
-            _store(y + base, y_far, tables + lists.to(tl.int64) * N * _COLUMN, q_bar, own, b, lists, N)
-
-
-@triton.jit(do_not_specialize=["t"])
-def back_columns_kernel(
-    counts, sums, tables, windows, ties, q, moment, done, slope, x, x_far, y, y_far, N, t,
-    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr, TRANSPOSED: tl.constexpr,
-):  # fmt: skip
-    """Back through the row step p_t: x = p_t times its adjoint comes in, y = q_t times the adjoint of log q_t goes out."""
-    b = tl.program_id(0)
-    block = tl.program_id(1)
-    lists = tl.num_programs(0)
-    n = tl.load(counts + b)
-    rounds = tl.load(done + b)
-    if TRANSPOSED:
-        happened = (t < rounds) | (t == 0)
-        carries = rounds == 0
-    else:
-        happened = t <= rounds
-        carries = t == rounds
-    if happened & (block * M * LANES < n):
-        base = b.to(tl.int64) * N
-        own = block * M * LANES + tl.arange(0, M * LANES)
-        at = (t.to(tl.int64) * lists + b) * N + own
-        total, moments = _down(
-            sums, tables, windows, ties, x + base, x_far + base, x, lists, b, block, tl.num_programs(1), N,
-            R, M, G, LANES, RUN, False, True,
-        )  # fmt: skip
-        q_j = tl.load(q + at)
-        q_bar = tl.load(y + base + own, mask=own < tl.where(carries, n, 0), other=0.0) - q_j * total
-        new = q_j * q_bar
-        gradient = tl.load(slope + base + own) - q_j * moments
-        gradient -= new * tl.load(moment + at, mask=own < tl.where(t > 0, n, 0), other=0.0)
-        tl.store(slope + base + own, gradient)
-        _store(y + base, y_far, tables + lists.to(tl.int64) * N * _COLUMN, new, own, b, lists, N)
-
-
-@triton.jit(do_not_specialize=["t"])
-def back_rows_kernel(
-    counts, sums, tables, windows, p, done, x, x_far, y, y_far, N, t,
-    R: tl.constexpr, M: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, TRANSPOSED: tl.constexpr,
-):  # fmt: skip
-    """Back through the column step q_t: y comes in, x = p_{t-1} times the adjoint of log p_{t-1} goes out."""
-    b = tl.program_id(0)
-    block = tl.program_id(1)
-    lists = tl.num_programs(0)
-    n = tl.load(counts + b)
-    rounds = tl.load(done + b)
-    if (t <= rounds) & (block * M * LANES < n):
-        base = b.to(tl.int64) * N
-        own = block * M * LANES + tl.arange(0, M * LANES)
-        total = _along(
-            sums, tables, windows, y + base, y_far + base, y, lists, b, block, tl.num_programs(1), N, R, M, G, LANES, False
-        )  # fmt: skip
-        p_i = tl.load(p + ((t - 1).to(tl.int64) * lists + b) * N + own)
-        p_bar = -p_i * total
-        if TRANSPOSED:
-            p_bar += tl.load(x + base + own, mask=own < tl.where(t == rounds, n, 0), other=0.0)
-        _store(x + base, x_far, tables + lists.to(tl.int64) * N * _ROW, p_i * p_bar, own, b, lists, N)
+            rounds, _at_p, at_q = _last(done, b, lists, N, transposed)
+            if phase == BACK:
+                at = t * size + base + own
+                q_j = tl.load(q + at)
+                carried = own < tl.where((t == rounds) & ((transposed == 0) | (rounds == 0)), n, 0)
+                q_bar = tl.load(y + base + own, mask=carried, other=0.0) - q_j * total
+                new = q_j * q_bar
+                gradient = tl.load(slope + base + own) - q_j * moments
+                gradient -= new * tl.load(moment + at, mask=own < tl.where(t > 0, n, 0), other=0.0)
+                tl.store(slope + base + own, gradient)
+                _store(y, y_far, tables + size * COLUMN, new, own, b, lists, N)
+            else:
+                q_j = tl.load(q + at_q + own)
+                if phase == RESULT:
+                    tl.store(out + base + own, (q_j * total).to(tl.float32))
+                else:
+                    d_q = tl.load(by_document + base + own) * q_j
+                    scaled = own < tl.where((transposed > 0) & (rounds > 0), n, 0)  # then the last columns come first
+                    q_bar = tl.where(scaled, d_q * total * q_j, d_q * total)
+                    gradient = d_q * moments - q_bar * tl.load(moment + at_q + own, mask=scaled, other=0.0)
+                    tl.store(slope + base + own, gradient)
+                    _store(y, y_far, tables + size * COLUMN, q_bar, own, b, lists, N)

@@ -27,14 +27,9 @@ from torch import Tensor
 
 from rankgrad.kernels.attach import Attach
 from rankgrad.kernels.long_lists import Sorted, finish, judge, survey
-from rankgrad.kernels.long_rounds import (
-    back_columns_kernel,
-    back_rows_kernel,
-    columns_kernel,
-    end_columns_kernel,
-    end_rows_kernel,
-    rows_kernel,
-)
+from rankgrad.kernels.long_rounds import columns_kernel, products_kernel, rows_kernel
+
+FIRST_HALF, SECOND_HALF, RESULT, END, BACK = range(5)  # what a launch does: see `long_rounds.rows_kernel`
 
 
 class Tiles(NamedTuple):
@@ -62,7 +57,7 @@ TILES = Tiles()
 
 
 class Rounds(NamedTuple):
-    """Lists and what scaling them left behind."""
+    """What scaling left behind."""
 
     p: Tensor  # [T + 1, B, N] float64, row scalings
     q: Tensor  # [T + 1, B, N] float64, column scalings
@@ -70,20 +65,19 @@ class Rounds(NamedTuple):
     done: Tensor  # [B] int32, rounds until the list stopped
 
 
-class Walk(NamedTuple):
-    """The vectors of the way back."""
+class Vectors(NamedTuple):
+    """What goes from launch to launch: a vector by row and one by column, each also as the far side of a block."""
 
-    x: Tensor  # [B, N] float64, p_t times the adjoint of log p_t
-    x_far: Tensor  # [2, B, N] float32, the same as the far side of a block
-    y: Tensor  # [B, N] float64, q_t times the adjoint of log q_t; at the end the column sums of dz
+    x: Tensor  # [B, N] float64
+    x_far: Tensor  # [2, B, N] float32
+    y: Tensor  # [B, N] float64
     y_far: Tensor  # [2, B, N] float32
-    slope: Tensor  # [B, N] float64, sum_i (r_i - rho_j) dz_ij
 
     @classmethod
-    def empty(cls, lists: Sorted) -> "Walk":
-        x, y, slope = lists.sums.new_empty(3, *lists.shape).unbind()
+    def empty(cls, lists: Sorted) -> "Vectors":
+        x, y = lists.sums.new_empty(2, *lists.shape).unbind()
         x_far, y_far = lists.tables.new_empty(2, 2, *lists.shape).unbind()
-        return cls(x, x_far, y, y_far, slope)
+        return cls(x, x_far, y, y_far)
 
 
 class ScaledSort(torch.autograd.Function):
@@ -97,10 +91,9 @@ class ScaledSort(torch.autograd.Function):
         length = scores.shape[-1]
         with torch.cuda.device_of(scores):
             lists = survey(scores.contiguous(), counts.to(torch.int32), tau, TILES)
-            rounds = scale(lists, iters, tol, transposed, keep=ctx.needs_input_grad[0])
-            values = torch.nn.functional.pad(values, (0, lists.shape[-1] - length))
-            out = torch.zeros_like(values)
-            end(lists, rounds, values, values, transposed, out=out)
+            rounds = scale(lists, iters, tol, transposed)
+            values = torch.nn.functional.pad(values.double(), (0, lists.shape[-1] - length))
+            out = result(lists, rounds, values, transposed)
         ctx.save_for_backward(values, *lists, *rounds)
         ctx.how = tau, transposed
         return out[:, :length]
@@ -113,14 +106,12 @@ class ScaledSort(torch.autograd.Function):
         split = len(Sorted._fields)
         lists, rounds = Sorted(*saved[:split]), Rounds(*saved[split:])
         tau, transposed = ctx.how
-        given = torch.nn.functional.pad(grad, (0, values.shape[-1] - grad.shape[-1]))
+        given = torch.nn.functional.pad(grad.double(), (0, values.shape[-1] - grad.shape[-1]))
         by_rank, by_document = (values, given) if transposed else (given, values)
         out = torch.empty_like(grad, memory_format=torch.contiguous_format)
         with torch.cuda.device_of(grad):
-            walk = Walk.empty(lists)
-            end(lists, rounds, by_rank, by_document, transposed, walk=walk)
-            walk_back(lists, rounds, walk, transposed)
-            finish(lists, walk.slope, walk.y, None, None, out, tau)
+            slope, by_column, _ = walk_back(lists, rounds, by_rank, by_document, lists.real, transposed)
+            finish(lists, slope, by_column, None, None, out, tau)
         return out, None, None, None, None, None, None
 
 
@@ -149,104 +140,127 @@ def neural_ndcg(
             width=triton.cdiv(length, TILES.block) * TILES.block,
         )
         lists = survey(judged.ordered, judged.counts, tau, TILES)
-        rounds = scale(lists, iters, tol, transposed, keep=True)
-        values = torch.zeros(lists.windows.shape[1:3], device=scores.device)
-        walk = Walk.empty(lists)
-        end(
-            lists,
-            rounds,
-            judged.discount,
-            judged.gain,
-            transposed,
-            values=values,
-            value_scale=judged.value_scale,
-            walk=walk,
+        rounds = scale(lists, iters, tol, transposed)
+        slope, by_column, values = walk_back(
+            lists, rounds, judged.discount, judged.gain, judged.value_scale, transposed
         )
-        walk_back(lists, rounds, walk, transposed)
         gradient = torch.empty_like(judged.ordered)
-        finish(lists, walk.slope, walk.y, judged.order, judged.grad_scale, gradient, tau)
+        finish(lists, slope, by_column, judged.order, judged.grad_scale, gradient, tau)
     return Attach.apply(scores, values, gradient, judged.weighs, reduction)
 
 
-def scale(lists: Sorted, iters: int, tol: float, transposed: bool, *, keep: bool) -> Rounds:
-    """All rounds, each list until it has had enough; `keep` what the way back needs."""
+def scale(lists: Sorted, iters: int, tol: float, transposed: bool) -> Rounds:
+    """All rounds, each list until it has had enough."""
     count, width = lists.shape
     p, q = lists.sums.new_empty(2, iters + 1, count, width).unbind()
-    moment = lists.tables.new_empty(iters + 1 if keep else 0, count, width)
-    p_far, q_far = lists.tables.new_empty(2, 2, count, width).unbind()
-    q[0] = lists.real
-    torch.mul(lists.tables[4:6], lists.real, out=q_far)
-    done = torch.zeros_like(lists.counts)
+    rounds = Rounds(p, q, lists.tables.new_empty(iters + 1, count, width), torch.zeros_like(lists.counts))
     worst = lists.tables.new_zeros(iters + 1, count)
-    grid = lists.windows.shape[1:3]
-
-    def row_step(t: int, to: int, ends: bool) -> None:
-        rows_kernel[grid](
-            lists.counts, lists.sums, lists.tables, lists.windows, p, q, p_far, q_far, done, worst, width, tol, t, to,
-            JUDGES=not ends and t > 1, ENDS=ends, STOPS=tol > 0, **TILES.of_rows(),
-        )  # fmt: skip
-
-    def column_step(t: int, ends: bool) -> None:
-        columns_kernel[grid](
-            lists.counts, lists.sums, lists.tables, lists.windows, lists.ties, p, q, moment, p_far, q_far, done, worst, width,
-            tol, t, JUDGES=not ends and t > 1, ENDS=ends, STOPS=tol > 0, MOMENT=keep, **TILES.of_columns(),
-        )  # fmt: skip
-
+    vectors = Vectors.empty(lists)
+    q[0] = lists.real
+    vectors.y.copy_(lists.real)
+    torch.mul(lists.tables[4:6], lists.real, out=vectors.y_far)
     if not transposed or iters == 0:
-        row_step(0, 0, False)
+        _rows(lists, rounds, vectors, FIRST_HALF, transposed)
     for t in range(1, iters + 1):
         if transposed:
-            row_step(t, t - 1, False)
-            column_step(t, True)
+            _rows(lists, rounds, vectors, FIRST_HALF, transposed, t=t, to=t - 1, tol=tol, worst=worst)
+            _columns(lists, rounds, vectors, SECOND_HALF, transposed, t=t, tol=tol, worst=worst)
         else:
-            column_step(t, False)
-            row_step(t, t, True)
-    return Rounds(p, q, moment, done)
+            _columns(lists, rounds, vectors, FIRST_HALF, transposed, t=t, tol=tol, worst=worst)
+            _rows(lists, rounds, vectors, SECOND_HALF, transposed, t=t, to=t, tol=tol, worst=worst)
+    return rounds
 
 
-def end(
-    lists: Sorted,
-    rounds: Rounds,
-    by_rank: Tensor,
-    by_document: Tensor,
-    transposed: bool,
-    *,
-    out: Tensor | None = None,
-    values: Tensor | None = None,
-    value_scale: Tensor | None = None,
-    walk: Walk | None = None,
-) -> None:
-    """The result of the rounds as `out`, or the adjoints with which the way back begins and `values` of NDCG."""
-    grid, width = lists.windows.shape[1:3], lists.shape[-1]
-    nothing = lists.tables
-    x, x_far, y, y_far, slope = walk or (nothing,) * 5
-    if out is None or not transposed:
-        end_rows_kernel[grid](
-            lists.counts, lists.sums, lists.tables, lists.windows, rounds.p, rounds.q, rounds.done, by_rank, by_document,
-            nothing if value_scale is None else value_scale, nothing if out is None else out,
-            nothing if values is None else values, x, x_far, width,
-            TRANSPOSED=transposed, OUT=out is not None, VALUES=values is not None, **TILES.of_rows(),
-        )  # fmt: skip
-    if out is None or transposed:
-        end_columns_kernel[grid](
-            lists.counts, lists.sums, lists.tables, lists.windows, lists.ties, rounds.p, rounds.q, rounds.moment, rounds.done,
-            by_rank, by_document, nothing if out is None else out, slope, y, y_far, width,
-            TRANSPOSED=transposed, OUT=out is not None, **TILES.of_columns(),
-        )  # fmt: skip
+def result(lists: Sorted, rounds: Rounds, values: Tensor, transposed: bool) -> Tensor:
+    """scale(P) values, or scale(P^T) values."""
+    vectors = _products(lists, rounds, values, values, transposed)
+    out = lists.tables.new_zeros(values.shape)
+    if transposed:
+        _columns(lists, rounds, vectors, RESULT, transposed, out=out)
+    else:
+        _rows(lists, rounds, vectors, RESULT, transposed, out=out)
+    return out
 
 
-def walk_back(lists: Sorted, rounds: Rounds, walk: Walk, transposed: bool) -> None:
-    """From the adjoints of `end` to those of the start: walk.slope and walk.y are what `finish` needs."""
-    grid, width = lists.windows.shape[1:3], lists.shape[-1]
+def walk_back(
+    lists: Sorted, rounds: Rounds, by_rank: Tensor, by_document: Tensor, value_scale: Tensor, transposed: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The adjoints of sum_ij by_rank_i M_ij by_document_j, from the last round to the start.
+
+    Comes back: sum_i (r_i - rho_j) dz_ij, the column sums of dz, and the sum itself in parts, times `value_scale`.
+    """
+    products = _products(lists, rounds, by_rank, by_document, transposed)
+    vectors = Vectors.empty(lists)
+    slope = torch.empty_like(vectors.y)
+    values = lists.tables.new_zeros(lists.windows.shape[1:3])
+    vectors_of_rows = vectors._replace(y=products.y, y_far=products.y_far)
+    vectors_of_columns = vectors._replace(x=products.x, x_far=products.x_far)
+    _rows(lists, rounds, vectors_of_rows, END, transposed, by_rank=by_rank, values=values, value_scale=value_scale)
+    _columns(lists, rounds, vectors_of_columns, END, transposed, by_document=by_document, slope=slope)
     iters = len(rounds.p) - 1
     for t in range(iters, -1, -1):
         if t < iters or not transposed or iters == 0:
-            back_columns_kernel[grid](
-                lists.counts, lists.sums, lists.tables, lists.windows, lists.ties, rounds.q, rounds.moment, rounds.done,
-                walk.slope, walk.x, walk.x_far, walk.y, walk.y_far, width, t, TRANSPOSED=transposed, **TILES.of_columns(),
-            )  # fmt: skip
+            _columns(lists, rounds, vectors, BACK, transposed, t=t, slope=slope)
         if t > 0:
-            back_rows_kernel[grid](
-                lists.counts, lists.sums, lists.tables, lists.windows, rounds.p, rounds.done,
-                walk.x, walk.x_far, walk.y, walk.y_far, width, t, TRANSPOSED=transposed, **TILES.of_rows(),
-            )  # fmt: skip
+            _rows(lists, rounds, vectors, BACK, transposed, t=t)
+    return slope, vectors.y, values
+
+
+def _products(lists: Sorted, rounds: Rounds, by_rank: Tensor, by_document: Tensor, transposed: bool) -> Vectors:
+    products = Vectors.empty(lists)
+    products_kernel[lists.windows.shape[1:3]](
+        lists.counts, lists.tables, rounds.p, rounds.q, rounds.done, by_rank, by_document, *products, lists.shape[-1],
+        int(transposed), BLOCK=TILES.block, enable_fp_fusion=True,
+    )  # fmt: skip
+    return products
+
+
+def _rows(
+    lists: Sorted,
+    rounds: Rounds,
+    vectors: Vectors,
+    phase: int,
+    transposed: bool,
+    *,
+    t: int = 0,
+    to: int = 0,
+    tol: float = 0.0,
+    worst: Tensor | None = None,
+    by_rank: Tensor | None = None,
+    out: Tensor | None = None,
+    values: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> None:
+    """Launch `rows_kernel`; what a phase does not use may be left out."""
+    nothing = lists.real
+    rows_kernel[lists.windows.shape[1:3]](
+        lists.counts, lists.sums, lists.tables, lists.windows, rounds.done, nothing if worst is None else worst, rounds.p,
+        vectors.y, vectors.y_far, vectors.x, vectors.x_far, rounds.p if by_rank is None else by_rank,
+        nothing if out is None else out, nothing if values is None else values,
+        nothing if value_scale is None else value_scale, lists.shape[-1], tol, t, to, phase, int(transposed),
+        **TILES.of_rows(),
+    )  # fmt: skip
+
+
+def _columns(
+    lists: Sorted,
+    rounds: Rounds,
+    vectors: Vectors,
+    phase: int,
+    transposed: bool,
+    *,
+    t: int = 0,
+    tol: float = 0.0,
+    worst: Tensor | None = None,
+    by_document: Tensor | None = None,
+    out: Tensor | None = None,
+    slope: Tensor | None = None,
+) -> None:
+    """Launch `columns_kernel`; what a phase does not use may be left out."""
+    nothing = lists.real
+    columns_kernel[lists.windows.shape[1:3]](
+        lists.counts, lists.sums, lists.tables, lists.windows, lists.ties, rounds.done, nothing if worst is None else worst,
+        rounds.q, rounds.moment, vectors.x, vectors.x_far, vectors.y, vectors.y_far,
+        rounds.p if by_document is None else by_document, nothing if out is None else out,
+        vectors.y if slope is None else slope, lists.shape[-1], tol, t, phase, int(transposed), **TILES.of_columns(),
+    )  # fmt: skip
