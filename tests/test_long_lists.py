@@ -26,24 +26,27 @@ def every_list_is_long(monkeypatch):
 
 @pytest.mark.parametrize("name", NDCG)
 def test_ragged_lists_with_ties(name):
-    agree(name, *batch((9, 37, 0), 40), sinkhorn_iters=2)
+    agree(name, *batch((9, 35, 0), 36), sinkhorn_iters=2)
 
 
 @pytest.mark.parametrize("name", NDCG)
 @pytest.mark.parametrize("fast", [128.0, -1.0], ids=["float32", "float64"])
-def test_geometric_entries(name, fast, monkeypatch):
-    """Windows are wide enough for entries far from the block to be made by multiplication; the others in either precision."""
+def test_entries_of_wide_windows(name, fast, monkeypatch):
+    """Far entries by multiplication, near ones in either precision; all other tests here take float64 for every entry."""
     monkeypatch.setattr(long_lists, "WIDE", 0)
     monkeypatch.setattr(long_lists, "FAST", fast)
-    agree(name, *batch((41,), 42, spread=0.3), sinkhorn_iters=1)
+    scores, labels, _ = batch((35,), 35, spread=0.3)
+    agree(name, scores, labels, sinkhorn_iters=1)
+    scores = scores.sort(descending=True).values  # the same with a wide gap in the middle of a chunk of close scores
+    agree(name, torch.cat([scores[:, :19] + 1000, scores[:, 19:]], -1), labels, sinkhorn_iters=0)
 
 
 @pytest.mark.parametrize("name", NDCG)
 @pytest.mark.parametrize(
-    "options", [{"k": 1}, {"sinkhorn_iters": 0}, {"tau": 0.05}, {"tau": 30.0}, {"tau": 1e-6}, {"gain": "linear"}]
+    "options", [{"k": 1, "gain": "linear"}, {"sinkhorn_iters": 0}, {"tau": 0.05}, {"tau": 30.0}, {"tau": 1e-6}]
 )
 def test_options(name, options):
-    agree(name, *batch((17,), 20), **{"sinkhorn_iters": 2, **options})
+    agree(name, *batch((17,), 20), **{"sinkhorn_iters": 1, **options})
 
 
 def test_gains_given_as_a_function():
@@ -54,7 +57,7 @@ def test_gains_given_as_a_function():
 def test_every_list_stops_by_itself(name):
     scores, labels, mask = batch((17, 14, 6), 18)
     scores[1] *= 1e-3  # nearly equal scores are scaled at once
-    agree(name, scores, labels, mask, sinkhorn_iters=5, sinkhorn_tol=0.03)
+    agree(name, scores, labels, mask, sinkhorn_iters=4, sinkhorn_tol=0.03)
 
 
 @pytest.mark.parametrize("name", NDCG)
@@ -69,7 +72,7 @@ def test_windows_leave_out_what_is_zero(name):
     assert lists.spans[0, 0, :40].tolist() == torch.repeat_interleave(first, groups).tolist()
     assert lists.spans[1, 0, :40].tolist() == torch.repeat_interleave(last, groups).tolist()
     labels = torch.randint(0, 5, scores.shape, generator=torch.Generator().manual_seed(3)).to(DEVICE)
-    agree(name, scores + torch.linspace(0, 0.1, 40, device=DEVICE), labels, None, sinkhorn_iters=2)
+    agree(name, scores + torch.linspace(0, 0.1, 40, device=DEVICE), labels, None, sinkhorn_iters=1)
 
 
 @pytest.mark.parametrize("name", RELAXED)
@@ -87,10 +90,10 @@ def test_huge_scores_and_a_huge_outlier(name, spread):
     agree(name, *batch((17,), 20, spread=spread, ties=False), sinkhorn_iters=1)
     scores, labels, mask = batch((17,), 20)
     scores[:, 4] = torch.where(mask[:, 4], spread, scores[:, 4])
-    agree(name, scores, labels, mask, sinkhorn_iters=2)
+    agree(name, scores, labels, mask, sinkhorn_iters=1)
 
 
-@pytest.mark.parametrize("name", RELAXED)
+@pytest.mark.parametrize("name", ["neural_ndcg", "neural_map"])
 def test_bad_values_are_loud_and_stay_in_their_list(name):
     scores, labels, mask = batch((12, 5, 6), 12)
     scores[1, int(mask[1].nonzero()[0])] = math.nan
@@ -105,8 +108,7 @@ def test_bad_values_are_loud_and_stay_in_their_list(name):
 def test_degenerate_lists_half_precision_and_strides(name):
     scores = torch.tensor([[0.5, 0.5, 0.5], [0.1, 0.2, 0.3], [3.0, 1.0, 2.0], [2.0, 0.0, 1.0]], device=DEVICE)
     labels = torch.tensor([[2, 1, 0], [0, 0, 0], [1, 1, 1], [0, 2, 1]], device=DEVICE)
-    for reduction in ("mean", "sum"):
-        agree(name, scores[None], labels[None], None, reduction=reduction, sinkhorn_iters=1)
+    agree(name, scores[None], labels[None], None, reduction="mean", sinkhorn_iters=1)
     half = scores.bfloat16().T[:, ::2].T
     value, gradient = run(name, half, labels[::2], None, "triton", sinkhorn_iters=1)
     expected, slope = run(name, half.float(), labels[::2], None, "torch", sinkhorn_iters=1)

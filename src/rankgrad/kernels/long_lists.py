@@ -30,7 +30,7 @@ class Sorted(NamedTuple):
 
     counts: Tensor  # [B] int32 real documents
     sums: Tensor  # [2, B, N] float64, A: sum_{k < i} q_k of the gaps q_k = s_k - s_{k + 1}, and W: sum_{k < i} k q_k
-    tables: Tensor  # [8, B, N] float32, factors of entries far from the diagonal: see `long_rounds`
+    tables: Tensor  # [8, B, N] float32, factors of entries far from the diagonal: see `long_entries`
     real: Tensor  # [B, N] float32, 1 = a real document
     ties: Tensor  # [B, N] int32, the first plus the last document of the same score
     spans: Tensor  # [2, B, N] int32, these two
@@ -281,7 +281,7 @@ def _windows(
 
 @triton.jit
 def _tabulate(table, size, a, w, place, of_chunk, of_run):
-    """The tables of `long_rounds`, relative to an end of the document's chunk of columns and of its run of rows."""
+    """The tables of `long_entries`, relative to an end of the document's chunk of columns and of its run of rows."""
     d = tl.load(a + place) - tl.load(a + of_chunk)
     e = tl.load(w + place) - tl.load(w + of_chunk) - of_chunk.to(tl.float64) * d
     tl.store(table, d.to(tl.float32))

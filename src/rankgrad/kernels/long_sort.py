@@ -33,7 +33,7 @@ FIRST_HALF, SECOND_HALF, RESULT, END, BACK = range(5)  # what a launch does: see
 
 
 class Tiles(NamedTuple):
-    """How a program's entries lie: see `long_rounds`. Blocks must be whole chunks, of columns and of rows."""
+    """How a program's entries lie: see `long_entries`. Blocks must be whole chunks, of columns and of rows."""
 
     R: int = 16
     G: int = 4
