@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 import torch
-from kernels import (
+from losses import (
     ROUNDS,
     TEXTBOOK_ROUNDS,
     in_a_graph,
@@ -64,7 +64,7 @@ def gradient_errors():
                 transposed = name == "neural_ndcg_transposed"
 
                 def exact(scores, labels, transposed=transposed, tau=tau):
-                    return textbook_neural_ndcg(scores, labels, transposed, tau)
+                    return textbook_neural_ndcg(scores, labels, transposed=transposed, tau=tau)
 
                 against = "textbook"
             else:
