@@ -60,6 +60,15 @@ def test_shapes_are_few_and_the_filling_is_lists_that_reach_no_slot():
     assert {width for _, _, width in shapes} <= {16, 20}
 
 
+def test_large_steps_have_few_shapes_too(monkeypatch):
+    monkeypatch.setattr(packing, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(packing, "SHAPES", 4)
+    lengths = {
+        len(step.rows) for epoch in range(20) for step in packed_lists(DATA, 4, list_size=20, epoch=epoch)
+    }  # of up to 80 documents
+    assert 1 < len(lengths) <= 4 and all(length % 20 == 0 for length in lengths)
+
+
 def test_a_run_that_resumes_sees_the_same_steps():
     whole = list(packed_lists(DATA, 8, list_size=9, seed=1, epoch=4))
     for start in range(5):

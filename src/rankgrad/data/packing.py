@@ -19,7 +19,8 @@ from rankgrad.data.batching import DRAW, draw, shuffled_plan
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.randomness import random_keys
 
-ROWS_AT_ONCE = 1024  # the documents of a step are filled up to a multiple of this: a shape for each
+ROWS_AT_ONCE = 1024  # the documents of a step are filled up to a multiple of this at least: a shape for each
+SHAPES = 16  # about so many multiples there are at most, or a graph for each would take too much memory
 WIDTHS = (16, 32, 64, 128)  # padded lists, where a loss wants them, have one of these widths or the list size
 DRAWN_AT_ONCE = 2**22  # keys of documents that lists are drawn from together
 AHEAD = 4  # steps that are gathered before they are needed
@@ -69,9 +70,10 @@ class PackedLists(Iterator[Packed]):
         longest = count.max(1)
         widths = np.array([*(w for w in WIDTHS if w < list_size), list_size])
         self._widths = widths[np.searchsorted(widths, longest)]
-        filled = -(-count.sum(1) // ROWS_AT_ONCE) * ROWS_AT_ONCE
+        grain = ROWS_AT_ONCE * -(-batch_size * list_size // (SHAPES * ROWS_AT_ONCE))
+        filled = -(-count.sum(1) // grain) * grain
         self._begins = np.concatenate([[0], np.cumsum(filled)])
-        offsets, self._offset_begins = _offsets(count, filled, self._widths)
+        offsets, self._offset_begins = _offsets(count, filled, self._widths, grain)
         _, labels, first_rows = dataset.tensors(device)
         self._make(dataset, labels, first_rows, chosen, count, filled, list_size, seed, epoch)
         self._offsets = torch.from_numpy(offsets).to(labels.device)
@@ -181,14 +183,14 @@ def carried(
         yield batch._make(moved), lists
 
 
-def _offsets(count: np.ndarray, filled: np.ndarray, widths: np.ndarray) -> tuple[np.ndarray, list[int]]:
+def _offsets(count: np.ndarray, filled: np.ndarray, widths: np.ndarray, grain: int) -> tuple[np.ndarray, list[int]]:
     """Where the lists of all steps begin and end, their fillings in lists of up to `width`, and where each step's part begins.
 
     How many lists a filling is cut into depends on the width alone: some may be of no length.
     """
     lists = count.shape[1]
     ends = np.concatenate([np.zeros((len(count), 1), np.int64), np.cumsum(count, 1)], 1)  # [S, B + 1]
-    sizes = lists + 1 + -(-(ROWS_AT_ONCE - 1) // widths)
+    sizes = lists + 1 + -(-(grain - 1) // widths)
     begins = np.concatenate([[0], np.cumsum(sizes)])
     step = np.repeat(np.arange(len(count)), sizes)
     place = np.arange(len(step)) - begins[step]
