@@ -359,6 +359,8 @@ def test_the_report_says_everything(whole):
     assert said["versions"]["torch"] == torch.__version__ and said["versions"]["numpy"] == np.__version__
     assert said["machine"]["platform"] and said["machine"]["device"] and said["machine"]["threads"] == 1
     assert said["seconds"] > 0 and "2^y - 1" in said["convention"]
+    assert said["path"]["resident"] is True and said["path"]["graph"] is False
+    assert said["path"]["why_not"]["graph"] == "CUDA graphs need a CUDA device"
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     if head.returncode == 0:
         assert re.fullmatch(rf"{head.stdout.strip()}( \(modified\))?", said["commit"])
