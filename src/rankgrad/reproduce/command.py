@@ -29,7 +29,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it
 
 
 @app.callback(
-    epilog=examples("rankgrad reproduce table1", "rankgrad reproduce table2 --data mq2008/ --folds all --jobs 2")
+    epilog=examples("rankgrad reproduce table1", "rankgrad reproduce table2 --data mq2008/ --recipe small --folds all")
 )
 def _subcommands() -> None:
     """Make the paper's tables and figures again.
@@ -88,7 +88,7 @@ def _figure(name: str, out: Path, overwrite: bool, as_json: bool) -> None:
     epilog=examples(
         "rankgrad reproduce table2 --dataset synthetic:tiny --epochs 2 --seeds 1",
         "rankgrad reproduce table2 --data MSLR-WEB30K/ --recipe paper --device cuda",
-        "rankgrad reproduce table2 --data mq2008/ --folds all --jobs 2",
+        "rankgrad reproduce table2 --data mq2008/ --recipe small --folds all",
     )
 )
 def table2(
@@ -100,7 +100,7 @@ def table2(
     rows: Annotated[str | None, typer.Option(metavar="A,B,...", help="Rows to train. [all]")] = None,
     seeds: Seeds = 3,
     folds: Folds = "1",
-    recipe: Recipe = "small",
+    recipe: Recipe = "paper",
     epochs: Epochs = None,
     device: Device = "auto",
     paper_protocol: Annotated[
@@ -126,7 +126,7 @@ def table2(
 @app.command(
     epilog=examples(
         "rankgrad reproduce ablations --dataset synthetic:tiny --what tanh --epochs 2",
-        "rankgrad reproduce ablations --data mq2008/ --folds all --jobs 2",
+        "rankgrad reproduce ablations --data mq2008/ --recipe small --folds all",
     )
 )
 def ablations(
@@ -141,7 +141,7 @@ def ablations(
     ] = None,
     seeds: Seeds = 3,
     folds: Folds = "1",
-    recipe: Recipe = "small",
+    recipe: Recipe = "paper",
     epochs: Epochs = None,
     device: Device = "auto",
     jobs: Jobs = 1,
@@ -163,7 +163,7 @@ def ablations(
 @app.command(
     epilog=examples(
         "rankgrad reproduce dasalc --dataset synthetic:tiny --seeds 2 --epochs 2",
-        "rankgrad reproduce dasalc --data mq2008/ --folds all --jobs 2",
+        "rankgrad reproduce dasalc --data mq2008/ --recipe small --folds all",
     )
 )
 def dasalc(
@@ -174,7 +174,7 @@ def dasalc(
     ] = None,
     seeds: Seeds = 3,
     folds: Folds = "1",
-    recipe: Recipe = "small",
+    recipe: Recipe = "paper",
     epochs: Epochs = None,
     device: Device = "auto",
     jobs: Jobs = 1,
