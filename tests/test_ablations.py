@@ -175,7 +175,7 @@ def test_a_claim_from_end_to_end_and_again(monkeypatch, capfd, tmp_path):
     code, out, err = call(monkeypatch, capfd, *line)
     assert code == 0
     assert err.count("test ndcg@10") == 4
-    assert "recipe small: " in out and "10 test queries; seeds 0, 1" in out
+    assert "recipe paper: " in out and "10 test queries; seeds 0, 1" in out
     assert '"NeuralNDCG needs tanh on the scores": ' in out and "\nno tanh " in out
     assert (tmp_path / "a" / "ablations.txt").read_text() == out
     assert out.endswith(f"report: {tmp_path / 'a' / 'ablations.html'}\n")
