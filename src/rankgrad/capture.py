@@ -111,7 +111,8 @@ class Captured:
             graph.register_generator_state(generator)
         torch.cuda.synchronize()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            # thread_local: a thread that pins the next batches meanwhile must not break the recording
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 slot.output = self._function(slot.batch)
         except RuntimeError as error:
             cause = error.__context__ or error  # the end of a broken recording is an error of its own

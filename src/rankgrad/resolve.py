@@ -61,7 +61,6 @@ def make_objective(config: Config) -> Objective:
             raise ValueError(f"{key} must be true or false, got {config.loss.options[key]!r}")
     options |= config.loss.options
     function = partial(LOSSES[name], **options, reduction="none", check=False)
-    threshold = options.get("threshold")
 
     def values(scores: Tensor, labels: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
         if name == "ordinal" and scores.dim() == 2:
@@ -72,7 +71,7 @@ def make_objective(config: Config) -> Objective:
             else function(scores, labels, mask)
         )
 
-    objective = Objective(values, lambda labels, mask: teaching(name, labels, mask, threshold=threshold))
+    objective = Objective(values, teaching(name, threshold=options.get("threshold")))
     probe = torch.zeros(1, 2, 1) if name == "ordinal" else torch.zeros(1, 2)
     objective.values(probe, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), torch.Generator())  # options are good
     return objective

@@ -221,13 +221,14 @@ def _summary(
     tl.store(about(work, lists, L, VALUE_SCALE) + b, tl.where(sound, one, float("nan")))
     tl.store(about(work, lists, L, GRAD_SCALE) + b, tl.where(sound | (teaches == 0), one, float("nan")))
     tl.store(about(work, lists, L, WEIGHS) + b, tl.where(sound, one, 1.0))
-    safe = tl.where(has_ideal, total, 1.0)
+    counts = teaches & has_ideal  # a gain that is not finite, of a list that teaches nothing, must not reach the sums
+    safe = tl.where(counts, total, 1.0)
     for start in range(0, L, BLOCK):
         i = start + tl.arange(0, BLOCK)
         in_i = i < L
         at = base + i
         g = tl.load(gains + at, mask=in_i, other=0.0)
-        g = tl.where(has_ideal, g / safe, 0.0).to(tl.float32)
+        g = tl.where(counts, g / safe, 0.0).to(tl.float32)
         tl.store(region(work, lists, L, GAIN_OVER_IDEAL) + at, g, mask=in_i)
         if not SMOOTH:
             rank = region(work, lists, L, RANK).to(tl.pointer_type(tl.int32), bitcast=True)

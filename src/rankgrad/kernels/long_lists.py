@@ -65,7 +65,7 @@ def judge(
     labels = (labels.to(torch.uint8) if labels.dtype == torch.bool else labels).contiguous()
     real = (torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.contiguous()).view(torch.uint8)
     given = gain.contiguous() if isinstance(gain, Tensor) else labels  # not read unless given
-    key = torch.empty(lists, length, device=scores.device)
+    key = torch.empty(lists, length, device=scores.device, dtype=torch.float32)
     gains = torch.empty(lists, length, device=scores.device, dtype=torch.float64)
     _keys[(lists, triton.cdiv(length, 1024))](
         scores, labels, real, given, key, gains, length,
@@ -75,7 +75,7 @@ def judge(
     best = gains.sort(dim=-1, descending=True).values
     counts = torch.empty(lists, device=scores.device, dtype=torch.int32)
     ordered_gain, discount = gains.new_empty(2, lists, width).unbind()
-    value_scale, grad_scale, weighs = torch.empty(3, lists, device=scores.device).unbind()
+    value_scale, grad_scale, weighs = torch.empty(3, lists, device=scores.device, dtype=torch.float32).unbind()
     _judge[(lists,)](
         scores, labels, real, gains, best, order, counts, ordered_gain, discount, value_scale, grad_scale, weighs,
         length, width, length if k is None else k, BLOCK=_SCAN, num_warps=8, enable_fp_fusion=True,
@@ -167,12 +167,14 @@ def _judge(
     tl.store(value_scale + b, tl.where(sound, one, float("nan")))
     tl.store(grad_scale + b, tl.where(sound | (teaches == 0), one, float("nan")))
     tl.store(weighs + b, tl.where(sound, one, 1.0))
-    safe = tl.where(has_ideal, total, 1.0)
+    safe = tl.where(teaches, total, 1.0)
     for start in range(0, N, BLOCK):
         i = start + tl.arange(0, BLOCK)
         document = tl.load(order + base + i, mask=i < n, other=0)
         g = tl.load(gains + base + document, mask=i < n, other=0.0)
-        g = tl.where(has_ideal, g / safe, 0.0)
+        g = tl.where(
+            teaches, g / safe, 0.0
+        )  # 0 where nothing is taught: a gain that is not finite must not reach the sums
         to = b.to(tl.int64) * N + i
         tl.store(ordered_gain + to, g, mask=i < N)
         d = tl.where((i < n) & (i < k), -1.0 / tl.log2(i.to(tl.float64) + 2.0), 0.0)

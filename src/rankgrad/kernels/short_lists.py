@@ -71,7 +71,8 @@ def sort_kernel(
     tl.store(here + VALUE_SCALE, tl.where(sound, one, float("nan")))
     tl.store(here + GRAD_SCALE, tl.where(sound | (teaches == 0), one, float("nan")))
     tl.store(here + WEIGHS, tl.where(sound, one, 1.0))
-    gain = tl.where(has_ideal, gain / tl.where(has_ideal, ideal, 1.0), 0.0)
+    # 0 where nothing is taught: a gain that is not finite must not reach the sums
+    gain = tl.where(teaches, gain / tl.where(teaches, ideal, 1.0), 0.0)
     tl.store(gain_of(here, L, N) + rank, gain.to(tl.float32), mask=inside)
     tl.store(order_of(here, L, N) + rank, i, mask=inside)
     ordered = prefix_of(here) + (N + 2)  # where W will stand

@@ -8,6 +8,7 @@ A new loss is a function in one of these files and a line in LOSSES; the tests w
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -52,15 +53,15 @@ POINTWISE = ("rmse", "ordinal", "bce")
 PAIRWISE = ("ranknet", "lambdarank", "ndcg_loss1", "ndcg_loss2", "ndcg_loss2pp")
 
 
-def teaching(name: str, labels: Tensor, mask: Tensor, *, threshold: float | None = None) -> Tensor:
-    """Which lists the loss `name` takes into its mean, [..., L] -> [...] bool; `threshold` as the loss was given it."""
+def teaching(name: str, *, threshold: float | None = None) -> Callable[[Tensor, Tensor], Tensor]:
+    """The rule (labels, mask) -> which lists the loss `name` takes into its mean; `threshold` as the loss was given it."""
     if name in POINTWISE:
-        return has_document(mask)
+        return has_document
     if name in PAIRWISE:
-        return has_pair(labels, mask)
+        return has_pair
     if name in ("neural_map", "neural_mrr", "neural_precision"):
-        return has_relevant(labels, mask, 1.0 if threshold is None else threshold)
-    return has_relevant(labels, mask)
+        return partial(has_relevant, threshold=1.0 if threshold is None else threshold)
+    return has_relevant
 
 
 __all__ = ["LOSSES", "teaching", *LOSSES]

@@ -29,7 +29,7 @@ def rmse(
     mean = _mean_over_documents(error.square(), lists)
     exact = mean == 0  # the square root's gradient is infinite there; a perfect fit has nothing to teach
     root = torch.where(exact, 1.0, mean).sqrt()
-    return reduce(torch.where(exact, mean, root), has_document(lists.mask), lists, reduction)
+    return reduce(torch.where(exact, mean, root), has_document(lists.labels, lists.mask), lists, reduction)
 
 
 def bce(
@@ -50,7 +50,7 @@ def bce(
     lists = prepare(scores, labels, mask, check)
     relevant = (lists.labels >= threshold).to(lists.scores.dtype)
     losses = functional.binary_cross_entropy_with_logits(lists.scores, relevant, reduction="none")
-    return reduce(_mean_over_documents(losses, lists), has_document(lists.mask), lists, reduction)
+    return reduce(_mean_over_documents(losses, lists), has_document(lists.labels, lists.mask), lists, reduction)
 
 
 def ordinal(
@@ -72,7 +72,7 @@ def ordinal(
     thresholds = torch.arange(lists.scores.shape[-1], device=scores.device)
     exceeds = (lists.labels[..., None] > thresholds).to(lists.scores.dtype)
     losses = functional.binary_cross_entropy_with_logits(lists.scores, exceeds, reduction="none").sum(-1)
-    return reduce(_mean_over_documents(losses, lists), has_document(lists.mask), lists, reduction)
+    return reduce(_mean_over_documents(losses, lists), has_document(lists.labels, lists.mask), lists, reduction)
 
 
 def _mean_over_documents(values: Tensor, lists: Lists) -> Tensor:

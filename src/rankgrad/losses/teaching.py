@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def has_document(mask: Tensor) -> Tensor:
+def has_document(_labels: Tensor, mask: Tensor) -> Tensor:
     """Pointwise losses: a real document."""
     return mask.any(-1)
 
