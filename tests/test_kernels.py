@@ -68,6 +68,23 @@ def agree(name, scores, labels, mask=None, tolerance=2e-5, **options):
         assert bool((gradient[~mask] == 0).all())
 
 
+def check_gain_that_is_not_finite(name):
+    """A list without a relevant document teaches nothing, whatever its gains: 0 in value and gradient, and no other list sees it."""
+    scores, labels, mask = batch((4, 3), 5, ties=False)
+    labels[0] = labels[0] + 1
+    labels[1] = torch.where(mask[1], 0.0, math.nan)
+    options = {"reduction": "none", "gain": lambda y: y - 0.5, **rounds(name, 1)}  # a negative gain is NaN
+    value, gradient = run(name, scores, labels, mask, "triton", **options)
+    alone, slope = run(name, scores[:1], labels[:1], mask[:1], "triton", **options)
+    assert torch.equal(value, torch.cat([alone, torch.zeros_like(alone)]))
+    assert torch.equal(gradient, torch.cat([slope, torch.zeros_like(slope)]))
+
+
+@pytest.mark.parametrize("name", [*NDCG, "approx_ndcg", "lambdarank", "ndcg_loss1"])
+def test_a_gain_that_is_not_finite_where_nothing_is_taught(name):
+    check_gain_that_is_not_finite(name)
+
+
 @pytest.mark.parametrize("name", PAIRWISE)
 @pytest.mark.parametrize("options", [{}, {"k": 3}, {"k": 3, "pairs": "both"}])
 def test_pairwise_twins(name, options):

@@ -12,7 +12,7 @@ import torch
 from rankgrad import kernels
 from rankgrad.kernels import long_lists, long_sort
 from rankgrad.losses import LOSSES
-from test_kernels import CUDA, DEVICE, NDCG, RELAXED, agree, batch, on_the_gpu, run
+from test_kernels import CUDA, DEVICE, NDCG, RELAXED, agree, batch, check_gain_that_is_not_finite, on_the_gpu, run
 
 SMALL = long_sort.Tiles(R=4, G=2, LANES=4, RUN=8)  # blocks of 16 documents, chunks of 8 columns and 16 rows
 
@@ -115,6 +115,24 @@ def test_degenerate_lists_half_precision_and_strides(name):
     torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
     assert gradient.dtype == torch.bfloat16
     torch.testing.assert_close(gradient.float(), slope, rtol=2e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_does_not_matter(default):
+    lists = batch((17, 9), 18, ties=False)
+    expected = run("neural_ndcg", *lists, "triton", sinkhorn_iters=1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        found = run("neural_ndcg", *lists, "triton", sinkhorn_iters=1)
+    finally:
+        torch.set_default_dtype(before)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(expected, found))
+
+
+@pytest.mark.parametrize("name", NDCG)
+def test_a_gain_that_is_not_finite_where_nothing_is_taught(name):
+    check_gain_that_is_not_finite(name)
 
 
 def test_the_length_decides(monkeypatch):

@@ -362,6 +362,17 @@ def test_runs_that_cannot_stand_side_by_side_are_refused(tmp_path):
     assert "differ in their loss (listnet; rmse); expected seeds or folds of one; name the folders in it" in sentence
 
 
+def test_of_a_folder_only_the_runs_that_were_named_are_taken(tmp_path):
+    for number in range(2):
+        made(tmp_path / "row" / f"seed{number}", noise=number)
+    (tmp_path / "row" / "unfinished").mkdir()
+    (tmp_path / "row" / "unfinished" / "config.toml").touch()
+    (entry,) = read_entries([tmp_path / "row"], [tmp_path / "row" / "seed1"])
+    alone = kept(tmp_path / "row" / "seed1")
+    assert len(entry.trainings) == 1
+    assert np.array_equal(entry.judged.metrics["ndcg@10"], alone.metrics["ndcg@10"], equal_nan=True)
+
+
 def test_what_is_no_finished_run_is_refused(tmp_path):
     out = tmp_path / "r.html"
     assert "absent is not a run: it has no report.json" in refused(tmp_path / "absent", out=out)

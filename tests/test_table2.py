@@ -200,7 +200,8 @@ def test_more_seeds_and_rows_join_what_is_there(tiny, monkeypatch, tmp_path):
     assert [str(cell) for cell in trained] == ["rmse fold 1 seed 0"]
     after = (tmp_path / "t" / "results.jsonl").read_text()
     assert after.startswith(before) and after.count("\n") == before.count("\n") + 1
-    assert set(result["rows"]) == {"listnet", "approx_ndcg", "rmse"}
+    assert set(result["rows"]) == {"listnet", "approx_ndcg", "rmse", "neural_ndcg@10"}  # the last was there before
+    assert result["seeds"] == [0]
 
 
 def test_a_cell_that_ended_as_the_command_was_killed_gets_its_line(tiny, tmp_path):
@@ -441,7 +442,8 @@ def test_only_one_command_at_a_time_works_on_a_table(tiny):
             make_table(tiny[0], quiet=True)
 
 
-def test_ctrl_c_stops_all_processes_and_says_how_to_go_on(untouched, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_stop_all_processes_and_say_how_to_go_on(untouched, tmp_path, how):
     out = tmp_path / "t"
     words = "reproduce table2 --dataset synthetic:tiny --rows listnet,rmse --seeds 1 --epochs 100000 --paper-protocol --device cpu --jobs 2"
     process = subprocess.Popen(
@@ -456,7 +458,10 @@ def test_ctrl_c_stops_all_processes_and_says_how_to_go_on(untouched, tmp_path):
     while not all(file.exists() and file.read_text() for file in histories):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the group gets it
+    if how == signal.SIGINT:
+        os.killpg(process.pid, how)  # as a terminal does: every process of the group gets it
+    else:
+        os.kill(process.pid, how)  # as a job scheduler does
     out_text, err = process.communicate(timeout=60)
     assert process.returncode == 130 and out_text == ""
     assert err == ("rankgrad: stopped; 0 of 2 cells are finished and kept; go on by giving the same command again\n")

@@ -33,7 +33,7 @@ def judge_runs(folders: Sequence[Path], data: str, split: str, metrics: Sequence
     lists = ranker.read(data, split=split)
     whole = Path(data).is_file() or (Path(data) / MANIFEST).exists()
     values = ranker.evaluate(lists, tuple(dict.fromkeys(metrics)) or None)
-    seen = any(os.path.abspath(data) == run.config.data.path for run in ensemble.runs)
+    seen = any(run.config.data.path in (data, os.path.abspath(data)) for run in ensemble.runs)  # synthetic is no path
     return {
         **({"runs": [str(folder) for folder in folders], "ensemble": ENSEMBLE} if len(folders) > 1 else {}),
         **({"run": str(folders[0])} if len(folders) == 1 else {}),

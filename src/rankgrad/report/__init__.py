@@ -8,18 +8,25 @@
 matplotlib and jinja2 are the extra `report` and are imported when a report is written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rankgrad.checkpoint import write_atomically
 
 
-def write(folders: Sequence[Path], out: Path, *, title: str = "", overwrite: bool = False) -> int:
+def write(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    title: str = "",
+    overwrite: bool = False,
+    only: Collection[Path] | None = None,
+) -> int:
     """Write the report of runs to the file `out`; its size in bytes.
 
     Each folder is one row of the report: a finished run, or a folder with several of them below it. There, runs judged on
     the same queries (seeds) are averaged query by query, and sets of queries (folds) are joined. All rows must have been
-    judged on the same queries; the others are compared with the first.
+    judged on the same queries; the others are compared with the first. `only`: of the runs below a folder these alone.
     """
     try:
         from rankgrad.report.page import render
@@ -32,6 +39,6 @@ def write(folders: Sequence[Path], out: Path, *, title: str = "", overwrite: boo
     if not out.parent.is_dir():
         raise ValueError(f"{out.parent} is not a folder; expected one to write {out.name} into; make it first")
     # A path may hold bytes that are no text; they are shown as question marks.
-    content = render(folders, title=title).encode("utf-8", "replace")
+    content = render(folders, title=title, only=only).encode("utf-8", "replace")
     write_atomically(out, content)
     return len(content)

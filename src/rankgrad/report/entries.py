@@ -6,7 +6,7 @@ Reads run folders, writes nothing. Whatever a folder holds is data: numbers are 
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,11 @@ class Entry:
     facts: dict[str, str]  # provenance in words, "" where a folder does not say
 
 
-def read_entries(folders: Sequence[Path]) -> list[Entry]:
+def read_entries(folders: Sequence[Path], only: Collection[Path] | None = None) -> list[Entry]:
     """An entry for each folder; refuses unfinished runs and runs that were not judged on the same queries."""
     if not folders:
         raise ValueError("there is nothing to report; expected at least one folder of a finished run")
-    entries = [_read(folder, name) for folder, name in zip(folders, names(folders))]
+    entries = [_read(folder, name, only) for folder, name in zip(folders, names(folders))]
     for entry, folder in zip(entries[1:], folders[1:]):
         expect_same_queries(folders[0], entries[0].judged, folder, entry.judged)
         _expect_same_empty(folders[0], entries[0].judged, folder, entry.judged)
@@ -87,9 +87,10 @@ def names(folders: Sequence[Path]) -> list[str]:
     return ends
 
 
-def _read(folder: Path, name: str) -> Entry:
-    """A run, or all runs below a folder that is none itself."""
+def _read(folder: Path, name: str, only: Collection[Path] | None) -> Entry:
+    """A run, or all runs below a folder that is none itself, or those of them that `only` names."""
     found = {path.parent for word in ("config.toml", "report.json") for path in folder.rglob(word)}
+    found = found if only is None else found & set(only)
     runs = [folder] if folder in found or not found else sorted(found)
     left = [left_by(run) for run in runs]  # says what is wrong with a folder that is no finished run
     reports = [_report(run) for run in runs]

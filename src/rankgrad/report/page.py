@@ -1,7 +1,7 @@
 """The page of a report: words, tables and figures, given to the template. Imports jinja2; writes no file."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ LONGEST = 120  # characters of a query id that are shown
 FEW = 6  # runs that the summary names
 
 
-def render(folders: Sequence[Path], *, title: str = "") -> str:
+def render(folders: Sequence[Path], *, title: str = "", only: Collection[Path] | None = None) -> str:
     """The whole page as HTML."""
-    entries = read_entries(folders)
+    entries = read_entries(folders, only)
     names = [entry.name for entry in entries]
     headline = numbers.headline(list(entries[0].judged.metrics))
     metrics = [headline, *(name for name in entries[0].judged.metrics if name != headline)]

@@ -37,13 +37,13 @@ def ablate(order: Order, *, quiet: bool = False) -> dict[str, Any]:
     with opened(order, "ablations", quiet=quiet) as campaign:
         cells = cells_of(campaign, [name for name in VARIANTS if name in wanted], _variant)
         journal, failed = fill(campaign, cells, quiet=quiet)
-        values = values_of(cells)
+        values = values_of(cells, failed)
         result = {
             "ablations": str(campaign.out),
             **facts_of(campaign, cells, journal),
             "failed": failed,
             "studies": {name: judged(study, values) for name, study in studies.items()},
-            "report": report_on(campaign, list(values), "ablations.html", "Ablations"),
+            "report": report_on(campaign, list(values), cells, "ablations.html", "Ablations"),
         }
         _write(campaign.out / "ablations", result, describe_ablations(result))
     return result
@@ -63,7 +63,7 @@ def add_ingredients(order: Order, *, quiet: bool = False) -> dict[str, Any]:
 
         cells = cells_of(campaign, ingredients.STEPS, with_ingredients)
         journal, failed = fill(campaign, cells, quiet=quiet)
-        values = values_of(cells)
+        values = values_of(cells, failed)
         trained = list(values)
         for name, step in ((ingredients.ENSEMBLE, "wider"), (ingredients.PLAIN_ENSEMBLE, "softmax")):
             if order.seeds > 1 and step in values:
@@ -73,7 +73,7 @@ def add_ingredients(order: Order, *, quiet: bool = False) -> dict[str, Any]:
             **facts_of(campaign, cells, journal),
             "failed": failed,
             **ingredients.judged(values, order.recipe, order.seeds),
-            "report": report_on(campaign, trained, "dasalc.html", "The ingredients of DASALC"),
+            "report": report_on(campaign, trained, cells, "dasalc.html", "The ingredients of DASALC"),
         }
         _write(campaign.out / "dasalc", result, describe_ingredients(result))
     return result

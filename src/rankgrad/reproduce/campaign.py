@@ -266,14 +266,14 @@ def facts_of(campaign: Campaign, cells: Sequence[Cell], journal: Results) -> dic
     }
 
 
-def values_of(cells: Sequence[Cell]) -> dict[str, dict[str, np.ndarray]]:
+def values_of(cells: Sequence[Cell], failed: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
     """Per-query values [seeds, queries] by row and metric, of the rows all of whose cells are finished."""
     by_row: dict[str, list[Cell]] = {}
     for cell in cells:
         by_row.setdefault(cell.row, []).append(cell)
     complete = {row: of_row for row, of_row in by_row.items() if all(map(finished, of_row))}
     if not complete:
-        raise ValueError("no row has all of its cells; expected one at least; see what failed above")
+        raise ValueError(f"no row has all of its cells; expected one at least; the first that failed is {failed[0]}")
     return {row: _values(of_row) for row, of_row in complete.items()}
 
 
@@ -291,13 +291,15 @@ def _values(cells: Sequence[Cell]) -> dict[str, np.ndarray]:
     }
 
 
-def report_on(campaign: Campaign, rows: Sequence[str], file: str, what: str) -> str:
+def report_on(campaign: Campaign, rows: Sequence[str], cells: Sequence[Cell], file: str, what: str) -> str:
     """Write an HTML report, the first row its baseline; where it is, or why there is none: an extra is missing, or cells do not fit."""
     place = campaign.out / file
     title = f"{what} on {CATALOGUE[campaign.dataset].title if campaign.dataset else campaign.source}"
     try:
-        report.write([campaign.out / "runs" / row for row in rows], place, title=title, overwrite=True)
+        folders = [campaign.out / "runs" / row for row in rows]
+        report.write(folders, place, title=title, overwrite=True, only=[cell.folder for cell in cells])
     except (ImportError, ValueError) as error:
+        place.unlink(missing_ok=True)  # an older one would show other cells
         return f"none: {error}"
     return str(place)
 

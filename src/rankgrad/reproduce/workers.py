@@ -29,12 +29,25 @@ def filled(cells: Sequence[Cell], jobs: int) -> Iterator[Outcome]:
         for cell in cells:
             yield cell, _tried(cell)
         return
-    with _Workers(min(jobs, len(cells))) as workers:
+    with _told_to_stop(), _Workers(min(jobs, len(cells))) as workers:
         waiting = list(reversed(cells))
         while waiting or workers.busy:
             while waiting and workers.idle:
                 workers.give(waiting.pop())
             yield from workers.finished()
+
+
+@contextlib.contextmanager
+def _told_to_stop() -> Iterator[None]:
+    """SIGTERM as Ctrl-C, where signals can be heard: in the first thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _tried(cell: Cell) -> dict[str, Any] | ValueError:
