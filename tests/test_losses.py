@@ -700,5 +700,5 @@ def test_labels_beyond_every_gain_are_loud():
 def test_the_mean_counts_the_lists_that_teaching_names(name):
     case = Case(name, lengths=(7, 3, 10, 1, 5, 0, 4))
     case.labels[0], case.labels[1] = 1.0, 0.0
-    count = teaching(name)(case.labels.masked_fill(~case.mask, 9.0), case.mask).sum()
+    count = teaching(name, case.labels.masked_fill(~case.mask, 9.0), case.mask).sum()
     close(case(reduction="mean"), case(reduction="sum") / count)

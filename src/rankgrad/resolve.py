@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rankgrad.arguments import non_negative, one_of, positive, whole
 from rankgrad.config import Config, Model, Optimiser, Train, dumps, loads
 from rankgrad.data.scaling import KINDS
-from rankgrad.losses import LOSSES, teaching
+from rankgrad.losses import LOSSES, teaching_rule
 from rankgrad.metrics import parse_metric
 from rankgrad.models import MLP, MODELS, Linear, Transformer
 from rankgrad.numerics import PRECISIONS
@@ -71,7 +71,7 @@ def make_objective(config: Config) -> Objective:
             else function(scores, labels, mask)
         )
 
-    objective = Objective(values, teaching(name, threshold=options.get("threshold")))
+    objective = Objective(values, teaching_rule(name, options.get("threshold")))
     probe = torch.zeros(1, 2, 1) if name == "ordinal" else torch.zeros(1, 2)
     objective.values(probe, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), torch.Generator())  # options are good
     return objective

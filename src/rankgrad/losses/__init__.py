@@ -53,8 +53,13 @@ POINTWISE = ("rmse", "ordinal", "bce")
 PAIRWISE = ("ranknet", "lambdarank", "ndcg_loss1", "ndcg_loss2", "ndcg_loss2pp")
 
 
-def teaching(name: str, *, threshold: float | None = None) -> Callable[[Tensor, Tensor], Tensor]:
-    """The rule (labels, mask) -> which lists the loss `name` takes into its mean; `threshold` as the loss was given it."""
+def teaching(name: str, labels: Tensor, mask: Tensor, *, threshold: float | None = None) -> Tensor:
+    """Which lists the loss `name` takes into its mean, [..., L] -> [...] bool; `threshold` as the loss was given it."""
+    return teaching_rule(name, threshold)(labels, mask)
+
+
+def teaching_rule(name: str, threshold: float | None = None) -> Callable[[Tensor, Tensor], Tensor]:
+    """The same as a function of labels and mask: few functions serve all losses, so that few are compiled."""
     if name in POINTWISE:
         return has_document
     if name in PAIRWISE:
