@@ -114,7 +114,7 @@ def test_what_keeps_the_kernel_away_is_said():
     assert kernels.why_no_attention(torch.device("cuda"), 96) == ""
 
 
-@pytest.mark.skipif(not CUDA, reason="the interpreter does not compute in bfloat16")
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device: the interpreter computes neither in bfloat16 nor in TF32")
 @pytest.mark.parametrize(("dtype", "exact", "tolerance"), [(torch.bfloat16, False, 4e-2), (torch.float32, False, 1e-2)])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_the_paper_s_shape_in_lower_precision(dtype, exact, tolerance, dropout):
