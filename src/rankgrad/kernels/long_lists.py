@@ -44,7 +44,7 @@ class Sorted(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What NDCG needs of the lists: see `rankgrad.kernels.lists.Summary`."""
+    """What NDCG needs of the lists, each from its best document by score to its worst."""
 
     ordered: Tensor  # [B, L] float32 scores from best to worst
     order: Tensor  # [B, L] int64, the document at each rank
