@@ -190,6 +190,21 @@ def test_the_workspace_of_64_lists_of_240_is_less_than_8_mebibytes():
     assert words(64, 480, 30, 512) < 2.01 * words(64, 240, 30, 256)
 
 
+@pytest.mark.skipif(CUDA, reason="looks at kernels that are interpreted, whatever the device of their tensors")
+def test_programs_that_run_one_after_the_other_do_not_wait_for_each_other(monkeypatch):
+    from torch._subclasses import FakeTensorMode
+
+    from rankgrad.kernels import scaled_sort
+
+    asked = []
+    launch = type(scaled_sort.rounds_kernel)
+    monkeypatch.setattr(launch, "__getitem__", lambda _, grid: lambda *_, **how: asked.append((grid, how["SPLIT"])))
+    with FakeTensorMode():
+        scores = torch.empty(3, 200, device="cuda")
+    scaled_sort._rounds(scores, *[scores] * 4, 1, 0.0, 200, False, forward=True, backward=True)
+    assert scores.is_cuda and asked == [((3,), 1)]
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_bad_values_are_loud_and_stay_in_their_list(name):
     scores, labels, mask = batch((7, 5, 6), 9)

@@ -139,7 +139,8 @@ def _rounds(
     """Run the rounds, walk them back, or both (then the loss is NDCG, and its vectors are known in the workspace)."""
     length = scores.shape[-1]
     width = _width(length)
-    split = 2 if width > 128 and scores.is_cuda else 1  # programs of the interpreter run one after the other
+    # Two programs that wait for each other: those of the interpreter, whatever the device, run one after the other.
+    split = 2 if width > 128 and isinstance(rounds_kernel, triton.JITFunction) else 1
     warps = _WARPS.get(width, 4)
     rounds_kernel[(scores.numel() // length * split,)](
         work, by_rank, by_document, out, length, iters, tol, depth,
