@@ -687,6 +687,34 @@ def test_negative_gains_are_loud():
     assert rankgrad.ndcg(scores, labels, gain=lambda y: y - 0.5).isnan().all()
 
 
+@pytest.mark.parametrize("name", [name for name in LOSSES if takes(name, "gain")])
+def test_a_gain_that_is_not_finite_where_nothing_is_taught(name):
+    """A list without a relevant document teaches nothing, whatever its gains: 0 in value and gradient, and no other list sees it."""
+    case = Case(name, lengths=(4, 3, 5))
+    case.labels[0] += 1
+    case.labels[1], case.labels[2] = 0.0, 0.0
+
+    for gain in (lambda y: y - 0.5, lambda y: torch.where(y > 0, y, math.inf)):  # a negative gain is NaN
+        options = {"gain": gain, "check": False, "reduction": "none"}
+        value, gradient = value_and_grad(case, case.scores, **options)
+        first = case.labels[:1], case.mask[:1]
+        alone, slope = value_and_grad(LOSSES[name], case.scores[:1], *first, **options)
+        close(value, torch.cat([alone, torch.zeros(2)]))
+        close(gradient[:1], slope)
+        assert slope.isfinite().all() and torch.equal(gradient[1:], torch.zeros_like(gradient[1:]))
+
+
+@every_loss
+def test_labels_beyond_every_gain_do_no_harm_where_nothing_is_taught(name):
+    case = Case(name, lengths=(4, 1, 3))
+    case.labels[1] = 2000.0
+    silent = ~teaching(name, case.labels, case.mask)
+    if silent.any():  # a single document teaches the pointwise losses
+        _, gradient = value_and_grad(case, case.scores)
+        assert silent.tolist() == [False, True, False]
+        assert gradient.isfinite().all() and (gradient[1] == 0).all()
+
+
 def test_listmle_takes_noise_only_to_break_ties():
     with pytest.raises(ValueError, match="noise must be None for ties='group'"):
         LOSSES["listmle"](torch.zeros(3), torch.ones(3), noise=torch.zeros(3))

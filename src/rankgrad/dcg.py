@@ -86,8 +86,12 @@ def stop_chances(labels: Tensor, mask: Tensor, max_label: float) -> Tensor:
     return gains(labels.clamp(max=max_label), mask, "exp2") / 2.0**max_label
 
 
-def normalised_gains(gain_values: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
-    """Gains divided by the list's ideal DCG@k, and which lists have one; gains are 0 where they have none."""
-    ideal = ideal_dcg(gain_values, k)[..., None]
-    has_ideal = ~(ideal <= 0)  # NaN (gains beyond float64) stays, to be seen
-    return torch.where(has_ideal, gain_values / torch.where(has_ideal, ideal, 1.0), 0.0), has_ideal[..., 0]
+def normalised_gains(gain_values: Tensor, k: int | None, teaches: Tensor) -> tuple[Tensor, Tensor]:
+    """Gains divided by the list's ideal DCG@k, and which of the lists that teach have one; gains are 0 in all others.
+
+    Exactly 0, whatever the gains: what is not finite would be a NaN in the gradient of a list that has none.
+    """
+    ideal = ideal_dcg(gain_values, k)
+    teaches = teaches & ~(ideal <= 0)  # NaN (gains beyond float64) stays, to be seen
+    divisor = torch.where(teaches, ideal, 1.0)[..., None]
+    return torch.where(teaches[..., None], gain_values / divisor, 0.0), teaches

@@ -109,9 +109,11 @@ def listmle(
 
 def _cross_entropy(lists: Lists, target: Tensor, reduction: str) -> Tensor:
     """-sum_j target_j log softmax(s)_j, the target 0 under the padding."""
+    teaches = has_relevant(lists.labels, lists.mask)
+    target = torch.where(teaches[..., None], target, 0.0)  # one beyond floats would be NaN in a gradient that is 0
     log_probabilities = torch.where(lists.mask, log_softmax(lists.scores, lists.mask), 0.0)
     values = -(target.to(lists.scores.dtype) * log_probabilities).sum(-1)
-    return reduce(values, has_relevant(lists.labels, lists.mask), lists, reduction)
+    return reduce(values, teaches, lists, reduction)
 
 
 def _uniform(lists: Lists, shape: torch.Size, generator: torch.Generator | None, noise: Tensor | None) -> Tensor:

@@ -102,8 +102,7 @@ def ndcg_loss1(
     lists = prepare(scores, labels, mask, check)
     others = ~torch.eye(lists.mask.shape[-1], dtype=torch.bool, device=scores.device)
     counted = _real_pairs(lists) & others & _top_pairs(lists, k, pairs)
-    gain_values, _ = normalised_gains(gains(lists.labels, lists.mask, gain), k)
-    weights = (gain_values * _current_discounts(lists)).to(lists.scores.dtype)
+    weights = (_gains(lists, k, gain) * _current_discounts(lists)).to(lists.scores.dtype)
     return _sum_over_pairs(lists, counted * weights[..., :, None], reduction)
 
 
@@ -193,10 +192,14 @@ def _top_pairs(lists: Lists, k: int | None, pairs: str) -> Tensor:
     return top[..., :, None] & top[..., None, :]
 
 
+def _gains(lists: Lists, k: int | None, gain: Gain) -> Tensor:
+    """G_i, 0 in lists that do not teach, [..., L] float64."""
+    return normalised_gains(gains(lists.labels, lists.mask, gain), k, has_pair(lists.labels, lists.mask))[0]
+
+
 def _gain_gaps(lists: Lists, k: int | None, gain: Gain) -> Tensor:
     """|G_i - G_j|, [..., L, L]."""
-    gain_values, _ = normalised_gains(gains(lists.labels, lists.mask, gain), k)
-    gain_values = gain_values.to(lists.scores.dtype)
+    gain_values = _gains(lists, k, gain).to(lists.scores.dtype)
     return (gain_values[..., :, None] - gain_values[..., None, :]).abs()
 
 

@@ -110,9 +110,10 @@ def _others(lists: Lists) -> Tensor:
 
 
 def _loss(lists: Lists, discount: Tensor, k: int | None, gain: Gain, reduction: str) -> Tensor:
-    gain_values, has_ideal = normalised_gains(gains(lists.labels, lists.mask, gain), k)
+    relevant = has_relevant(lists.labels, lists.mask)
+    gain_values, teaches = normalised_gains(gains(lists.labels, lists.mask, gain), k, relevant)
     values = -(gain_values.to(discount.dtype) * discount).sum(-1)
-    return reduce(values, has_relevant(lists.labels, lists.mask) & has_ideal, lists, reduction)
+    return reduce(values, teaches, lists, reduction)
 
 
 def _gaussian(beaten: Tensor, by_rank: Tensor, counts: Tensor) -> Tensor:
