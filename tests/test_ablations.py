@@ -198,7 +198,7 @@ def test_a_claim_from_end_to_end_and_again(monkeypatch, capfd, tmp_path):
 
 
 def test_dasalc_from_end_to_end(tmp_path):
-    result = add_ingredients(Order("synthetic:tiny", seeds=2, epochs=1, out=tmp_path), quiet=True)
+    result = add_ingredients(Order("synthetic:tiny", seeds=2, recipe="small", epochs=1, out=tmp_path), quiet=True)
     assert list(result["rows"]) == [*ingredients.STEPS, "ensemble", "softmax-ensemble"]
     assert not result["failed"]
     runs = [tmp_path / "runs" / "wider" / f"fold1-seed{seed}" for seed in (0, 1)]
@@ -209,7 +209,7 @@ def test_dasalc_from_end_to_end(tmp_path):
     shown = result["rows"]["ensemble"]["metrics"]["ndcg@10"]
     assert shown["skipped"]["mean"] == pytest.approx(np.nanmean(values)) and shown["skipped"]["deviation"] is None
     assert {run.scaling.kind for run in ensemble.runs} == {"symlog"}
-    alone = add_ingredients(Order("synthetic:tiny", seeds=1, epochs=1, out=tmp_path), quiet=True)
+    alone = add_ingredients(Order("synthetic:tiny", seeds=1, recipe="small", epochs=1, out=tmp_path), quiet=True)
     assert list(alone["rows"]) == list(ingredients.STEPS)  # one seed is no ensemble; nothing is trained again
     assert math.isclose(
         alone["rows"]["wider"]["metrics"]["ndcg@10"]["empty=0"]["mean"],

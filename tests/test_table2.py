@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,10 @@ SETTING = Setting(
     epochs=None,
     paper_protocol=False,
 )
-TINY = Order("synthetic:tiny", rows="listnet,approx_ndcg,neural_ndcg@10", seeds=2, epochs=2, device="cpu")
+TINY = Order(
+    "synthetic:tiny", rows="listnet,approx_ndcg,neural_ndcg@10", seeds=2, recipe="small", epochs=2, device="cpu"
+)
+MINE = replace(TINY, dataset=None, rows="listnet", seeds=1, epochs=1)
 
 
 @pytest.fixture(autouse=True)
@@ -315,6 +318,7 @@ def test_a_folder_like_web30k_is_recognised_and_said_to_differ(tmp_path):
     assert "on MSLR-WEB30K" in text
     assert "these are NOT the published lists; the counts differ:" in text
     assert "train: 30 queries; published are 18,919" in text
+    assert "batches of 64 lists, 1 epoch, float32" in text
     assert "the differences to the paper's numbers mean nothing" in text
     assert result["rows"]["listnet"]["paper"] == (50.75, 52.80)
     config = loads((tmp_path / "t" / "runs" / "listnet" / "fold1-seed0" / "config.toml").read_text())
@@ -326,7 +330,7 @@ def test_a_folder_like_web30k_is_recognised_and_said_to_differ(tmp_path):
 
 def test_lists_of_ones_own_need_no_name_and_no_validation_file(tmp_path):
     write_letor(tmp_path / "mine", ("train", "test"), features=7)
-    order = Order(None, str(tmp_path / "mine"), tmp_path / "t", rows="listnet", seeds=2, epochs=1, device="cpu")
+    order = replace(MINE, data=str(tmp_path / "mine"), out=tmp_path / "t", seeds=2)
     result = make_table(order, quiet=True)
     assert result["title"] is None
     assert result["folds"][0]["counts"]["vali"]["queries"] == 8
@@ -338,16 +342,7 @@ def test_lists_of_ones_own_need_no_name_and_no_validation_file(tmp_path):
 
 def test_the_papers_protocol_trains_on_what_was_set_aside_and_keeps_the_last_epoch(tmp_path):
     write_letor(tmp_path / "mine", ("train", "test"), features=7)
-    order = Order(
-        None,
-        str(tmp_path / "mine"),
-        tmp_path / "t",
-        rows="listnet",
-        seeds=1,
-        epochs=3,
-        device="cpu",
-        paper_protocol=True,
-    )
+    order = replace(MINE, data=str(tmp_path / "mine"), out=tmp_path / "t", epochs=3, paper_protocol=True)
     result = make_table(order, quiet=True)
     assert result["folds"][0]["counts"]["train"]["queries"] == 30
     report = json.loads((tmp_path / "t" / "runs" / "listnet" / "fold1-seed0" / "report.json").read_text())
@@ -371,7 +366,142 @@ def test_what_a_command_left_that_was_killed_while_it_read_is_no_data(tmp_path):
 def test_without_a_test_split_there_is_no_table(tmp_path):
     write_letor(tmp_path / "mine", ("train", "vali"), features=7)
     with pytest.raises(ValueError, match="has no test split"):
-        make_table(Order(None, str(tmp_path / "mine"), tmp_path / "t", epochs=1), quiet=True)
+        make_table(replace(MINE, data=str(tmp_path / "mine"), out=tmp_path / "runs" / "t"), quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_lists_with_nothing_relevant_to_judge_by_are_refused_before_anything_is_trained(tmp_path):
+    write_letor(tmp_path / "mine", ("train", "vali", "test"), features=7)
+    test = tmp_path / "mine" / "test.txt"
+    test.write_text("".join(f"0 {line.partition(' ')[2]}" for line in test.read_text().splitlines(keepends=True)))
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / ".keep").touch()
+    with pytest.raises(ValueError, match="no query in the test split of .*mine has a relevant document"):
+        make_table(replace(MINE, data=str(tmp_path / "mine"), out=tmp_path / "t"), quiet=True)
+    assert [path.name for path in (tmp_path / "t").iterdir()] == [".keep"]
+
+
+# --- what must stay as it was -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    """A finished table of one's own lists, and the lists beside it."""
+    folder = tmp_path_factory.mktemp("mine")
+    write_letor(folder / "lists", ("train", "vali", "test"), features=7)
+    make_table(replace(MINE, data=str(folder / "lists"), out=folder / "t"), quiet=True)
+    return folder
+
+
+def again(folder, data="lists"):
+    return make_table(replace(MINE, data=str(folder / data), out=folder / "t"), quiet=True)
+
+
+def test_a_changed_file_is_refused_and_a_copy_is_not(mine, tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(mine, folder)  # copytree keeps times
+    again(folder)
+    test = folder / "lists" / "test.txt"
+    content = test.read_text()
+    test.write_text(content)  # touched
+    again(folder)
+    test.write_text("2" + content[1:] if content[0] != "2" else "1" + content[1:])  # of the same length
+    with pytest.raises(
+        ValueError, match=r"^test.txt of .*lists changed since the table in .*t was begun; .*put the old"
+    ):
+        again(folder)
+    test.write_text(content)
+    shutil.move(folder / "lists", folder / "moved")
+    again(folder, "moved")
+    (folder / "moved" / "vali.txt").unlink()
+    with pytest.raises(ValueError, match=r"^vali.txt of .*moved changed since"):
+        again(folder, "moved")
+
+
+def test_lists_the_runs_refer_to_stay_where_they_are(mine, tmp_path):
+    from rankgrad.data.catalogue import prepare
+
+    prepare(mine / "lists", out=tmp_path / "lists")
+    again(tmp_path)
+    shutil.copytree(tmp_path / "lists", tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"begun with data = '.*lists' and now '.*moved' was asked for"):
+        again(tmp_path, "moved")
+    shutil.rmtree(tmp_path / "lists")
+    write_letor(tmp_path / "other", ("train", "vali", "test"), features=5)
+    prepare(tmp_path / "other", out=tmp_path / "lists")
+    with pytest.raises(
+        ValueError, match=r"^test/manifest.json, train/manifest.json, vali/manifest.json of .*lists changed"
+    ):
+        again(tmp_path)
+
+
+def test_files_of_tables_and_of_synthetic_lists(tmp_path):
+    from rankgrad.data.sources import files_of
+
+    (tmp_path / "train.csv").write_text("label,qid,a\n1,1,0.5\n")
+    (tmp_path / "test.csv").write_text("label,qid,a\n1,1,0.5\n")
+    assert files_of(str(tmp_path)) == [tmp_path / "train.csv", tmp_path / "test.csv"]
+    assert files_of(str(tmp_path / "test.csv")) == [tmp_path / "test.csv"]
+    assert files_of("synthetic:tiny") == []
+
+
+def test_a_line_that_was_cut_short_is_left_out_and_written_again(mine, tmp_path, capsys):
+    shutil.copytree(mine, tmp_path / "mine")
+    file = tmp_path / "mine" / "t" / "results.jsonl"
+    whole = file.read_text()
+    file.write_text(whole[:50])
+    again(tmp_path / "mine")
+    assert file.read_text() == whole
+    assert capsys.readouterr().err == f"the last line of {file} was cut short and is left out\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("results.jsonl", b"{}\n", r"results.jsonl, line 1, is damaged; expected .*; take the line out"),
+        ("results.jsonl", b"\n\xff\0\n{}", r"results.jsonl, line 2, is damaged"),
+        (
+            "settings.json",
+            b"{",
+            r"settings.json is damaged; expected .* put a copy of it back, or choose another --out",
+        ),
+        ("settings.json", b"[1]", r"settings.json is damaged"),
+        ("data/fold1.json", b'{"fold": 1}', r"fold1.json is damaged; .* remove it and they are read again"),
+        ("runs/listnet/fold1-seed0/report.json", b"", r"report.json is damaged; .* and the cell is trained again"),
+    ],
+    ids=["a line", "garbage", "cut settings", "other settings", "fold", "report"],
+)
+def test_damaged_files_are_named_and_it_is_said_what_to_do(mine, tmp_path, name, content, words):
+    shutil.copytree(mine, tmp_path / "mine")
+    (tmp_path / "mine" / "t" / "results.jsonl").unlink()  # so that the report is read
+    (tmp_path / "mine" / "t" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        again(tmp_path / "mine")
+
+
+def test_a_table_that_loses_its_lists_keeps_its_cells(mine, tmp_path):
+    shutil.copytree(mine / "lists", tmp_path / "lists")
+    again(tmp_path)
+    (tmp_path / "t" / "data" / "fold1.json").unlink()  # as one is told to do where it is damaged
+    (tmp_path / "lists" / "test.txt").unlink()
+    before = (tmp_path / "t" / "results.jsonl").read_text()
+    with pytest.raises(ValueError, match="has no test split"):
+        again(tmp_path)
+    shutil.copy(mine / "lists" / "test.txt", tmp_path / "lists")
+    again(tmp_path)
+    assert (tmp_path / "t" / "results.jsonl").read_text() == before
+
+
+def test_the_defaults_are_those_of_the_command():
+    import inspect
+
+    from rankgrad.reproduce import command
+
+    ours = {field.name: field.default for field in fields(Order)}
+    for name in ("table2", "ablations", "dasalc"):
+        asked = inspect.signature(getattr(command, name)).parameters
+        for key in ours.keys() & asked.keys():
+            assert asked[key].default == ours[key], key
 
 
 # --- interruptions ----------------------------------------------------------------------------------------------------

@@ -131,7 +131,8 @@ def test_rows_of_missing_libraries_are_left_out_with_the_reason(without_trees, t
 
     monkeypatch.setattr(table2, "report_on", lambda *_: "none: not drawn")
     monkeypatch.setattr(table2, "chosen", lambda rows: ["listnet", "xgboost", "lightgbm", "catboost"])
-    result = make_table(Order("synthetic:tiny", out=tmp_path / "t", seeds=1, epochs=1, device="cpu"), quiet=True)
+    order = Order("synthetic:tiny", out=tmp_path / "t", seeds=1, recipe="small", epochs=1, device="cpu")
+    result = make_table(order, quiet=True)
     assert set(result["rows"]) == {"listnet"} and set(result["skipped"]) == {"xgboost", "lightgbm", "catboost"}
     assert "skipped: CatBoost (YetiRank): catboost is not installed" in as_text(result)
 

@@ -39,6 +39,16 @@ def is_text_folder(source: str) -> bool:
     return _splits_of(source) is None and not Path(source).is_file()
 
 
+def files_of(source: str, *, dataset: str | None = None, fold: int = 1) -> list[Path]:
+    """The files a source is read from; of saved datasets their manifests, which know the rest; none of a synthetic source."""
+    path = Path(source)
+    if not path.is_dir():
+        return [path] if path.is_file() else []
+    saved = [file for file in (path / MANIFEST, *(path / split / MANIFEST for split in SPLITS)) if file.exists()]
+    found = saved or [*_tables(path).values()]
+    return found or [file for of in recognise(path, dataset=dataset, fold=fold).files.values() for file in of]
+
+
 def read_splits(source: str, *, fold: int = 1, progress: Progress | None = None) -> dict[str, RankingDataset]:
     """Every split a source has, `train` at least; a single file or saved dataset is `train`.
 
@@ -127,15 +137,20 @@ def _splits_of(source: str, names: Sequence[str] | None = None) -> Splits | None
     if saved:
         _refuse_unfinished(path, list(saved))
         return {**saved}
+    return {split: partial(read_table, file, features=names) for split, file in _tables(path).items()} or None
+
+
+def _tables(folder: Path) -> dict[str, Path]:
+    """The table of each split in a folder, in the order of the splits."""
     tables: dict[str, Path] = {}
-    for file in sorted(path.iterdir()):
+    for file in sorted(folder.iterdir()):
         name = TABLE_NAMES.get(file.name.split(".")[0])
         if name is None or not _is_table(file):
             continue
         if name in tables:
             raise ValueError(f"{tables[name]} and {file.name} may both be meant; expected one table for each split")
         tables[name] = file
-    return {split: partial(read_table, tables[split], features=names) for split in SPLITS if split in tables} or None
+    return {split: tables[split] for split in SPLITS if split in tables}
 
 
 def _read_file(

@@ -11,7 +11,7 @@ It is resumable at any point, and several tables may stand on the same cells.
 import contextlib
 import fcntl
 import json
-import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ from rankgrad.data._published import CATALOGUE
 from rankgrad.processes import InterruptedRunError
 from rankgrad.queries import kept
 from rankgrad.reproduce.cells import Cell, check, finished, line
-from rankgrad.reproduce.lists import Fold, folds_of, name_of, ready
+from rankgrad.reproduce.lists import Fold, absolute, expect_unchanged, folds_of, name_of, ready
 from rankgrad.reproduce.rows import TABLE_RECIPES, Setting
 from rankgrad.reproduce.verdict import METRICS
 from rankgrad.reproduce.workers import filled
@@ -49,7 +49,7 @@ class Order:
     rows: str | None = None
     seeds: int = 3
     folds: str = "1"
-    recipe: str = "small"
+    recipe: str = "paper"
     epochs: int | None = None
     device: str = "auto"
     paper_protocol: bool = False
@@ -85,7 +85,8 @@ def opened(order: Order, kind: str, *, quiet: bool) -> Iterator[Campaign]:
     dataset, source = name_of(order.dataset, order.data)
     folds = folds_of(source, dataset, order.folds)
     out = order.out or Path("runs") / _default_name(kind, dataset, source, order)
-    with _occupied(out, _settings(order, dataset, source, device)):
+    with _occupied(out, _settings(order, dataset, source, device)) as begun_with:
+        expect_unchanged(out / "data", source, dataset, begun_with["data"])
         lists = tuple(_read(out / "data", source, dataset, fold, order, quiet) for fold in folds)
         yield Campaign(order, out, dataset, source, device, lists)
 
@@ -131,7 +132,7 @@ def _default_name(kind: str, dataset: str | None, source: str, order: Order) -> 
 def _settings(order: Order, dataset: str | None, source: str, device: str) -> dict[str, Any]:
     return {
         "dataset": dataset or order.dataset,
-        "data": os.path.abspath(source) if Path(source).exists() else source,
+        "data": absolute(source),
         "recipe": order.recipe,
         "paper_protocol": order.paper_protocol,
         "epochs": order.epochs,
@@ -140,17 +141,22 @@ def _settings(order: Order, dataset: str | None, source: str, device: str) -> di
 
 
 @contextlib.contextmanager
-def _occupied(out: Path, settings: dict[str, Any]) -> Iterator[None]:
-    """Make the table's folder or go on in it, alone; one made with other settings is refused."""
+def _occupied(out: Path, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Make the table's folder or go on in it, alone; what it was begun with. Other settings are refused.
+
+    Where the data lie is told, not refused here. A new table none of whose lists could be read leaves nothing behind.
+    """
     file = out / "settings.json"
-    if not file.exists():
+    made = [path for path in (out, *out.parents) if not path.exists()]
+    new = not file.exists()
+    if new:
         if out.exists() and (not out.is_dir() or any(path.name[0] != "." for path in out.iterdir())):
             raise ValueError(f"{out} exists and holds no table; expected a new folder; choose another --out")
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(file, (json.dumps(settings, indent=2) + "\n").encode())
-    found = json.loads(file.read_text())
+    found = _settings_in(file)
     for key, value in settings.items():
-        if found.get(key) != value:
+        if found.get(key) != value and key != "data":
             raise ValueError(
                 f"the table in {out} was begun with {key} = {found.get(key)!r} and now {value!r} was asked for; expected "
                 "the same settings; choose another --out"
@@ -162,7 +168,34 @@ def _occupied(out: Path, settings: dict[str, Any]) -> Iterator[None]:
             raise ValueError(
                 f"another command is at work on the table in {out}; wait for it, or choose another --out"
             ) from None
-        yield
+        try:
+            yield found
+        finally:
+            if new and not any((out / "data").glob("fold*.json")):
+                _take_away(out, made)
+
+
+def _settings_in(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("data"), str):
+        raise ValueError(
+            f"{file} is damaged; expected the settings that a table was begun with, in JSON; put a copy of it back, or choose "
+            "another --out"
+        )
+    return found
+
+
+def _take_away(out: Path, made: Sequence[Path]) -> None:
+    """What `_occupied` and a reading that failed left in a folder, and the folders made for it."""
+    shutil.rmtree(out / "data", ignore_errors=True)
+    for name in ("settings.json", ".lock"):
+        (out / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # of a folder that holds something else
+        for path in made:
+            path.rmdir()
 
 
 def _read(folder: Path, source: str, dataset: str | None, fold: int, order: Order, quiet: bool) -> Fold:
@@ -187,14 +220,29 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lines = path.read_text().splitlines() if path.exists() else []
-        self.known = {(entry["row"], entry["fold"], entry["seed"]): entry for entry in map(json.loads, self._lines)}
+        self._lines: list[str] = []
+        self.known: dict[tuple[str, int, int], dict[str, Any]] = {}
+        text = path.read_text(errors="replace") if path.exists() else ""
+        for number, words in enumerate(text.split("\n"), 1):
+            try:
+                if words:
+                    self._note(words, json.loads(words))
+            except (ValueError, LookupError, TypeError):
+                if number <= text.count("\n"):
+                    raise ValueError(
+                        f"{path}, line {number}, is damaged; expected a finished cell as JSON; take the line out: what a cell's "
+                        "run reports is written down again"
+                    ) from None
+                print(f"the last line of {path} was cut short and is left out", file=sys.stderr)
 
     def add(self, entry: dict[str, Any]) -> None:
         """Append a line."""
-        self.known[entry["row"], entry["fold"], entry["seed"]] = entry
-        self._lines.append(json.dumps(entry))
+        self._note(json.dumps(entry), entry)
         write_atomically(self._path, "".join(f"{line}\n" for line in self._lines).encode())
+
+    def _note(self, words: str, entry: dict[str, Any]) -> None:
+        self.known[entry["row"], entry["fold"], entry["seed"]] = entry
+        self._lines.append(words)
 
 
 def fill(campaign: Campaign, cells: Sequence[Cell], *, quiet: bool) -> tuple[Results, list[str]]:
@@ -310,10 +358,11 @@ def _recipe_words(cells: Sequence[Cell]) -> str:
     if config is None:
         return "trees alone"
     model, train = config.model, config.train
-    stop = f"at most {train.epochs} epochs, stopped early after {train.patience} without a better one"
+    epochs = f"{train.epochs} epoch{'s' * (train.epochs > 1)}"
+    stop = f"at most {epochs}, stopped early after {train.patience} without a better one"
     return (
         f"Transformer of width {model.width}, feed-forward {model.feedforward}, {model.layers} layers, batches of "
-        f"{train.batch_size} lists, {stop if train.patience else f'{train.epochs} epochs'}, {train.precision}"
+        f"{train.batch_size} lists, {stop if train.patience else epochs}, {train.precision}"
     )
 
 

@@ -65,12 +65,18 @@ def fill(cell: Cell) -> dict[str, Any]:
 
 def line(cell: Cell) -> dict[str, Any]:
     """What results.jsonl holds of a finished cell."""
-    report = json.loads((cell.folder / "report.json").read_text())
-    return {
-        "row": cell.row,
-        "fold": cell.fold,
-        "seed": cell.seed,
-        "run": "/".join(cell.folder.parts[-3:]),
-        **{split: report["metrics"][split] for split in ("vali", "test")},
-        **{key: report[key] for key in ("best_epoch", "epochs", "seconds", "commit")},
-    }
+    file = cell.folder / "report.json"
+    try:
+        report = json.loads(file.read_text())
+        return {
+            "row": cell.row,
+            "fold": cell.fold,
+            "seed": cell.seed,
+            "run": "/".join(cell.folder.parts[-3:]),
+            **{split: report["metrics"][split] for split in ("vali", "test")},
+            **{key: report[key] for key in ("best_epoch", "epochs", "seconds", "commit")},
+        }
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(
+            f"{file} is damaged; expected what training wrote; take the folder {cell.folder} away and the cell is trained again"
+        ) from None

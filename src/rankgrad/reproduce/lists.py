@@ -4,24 +4,26 @@ Imports data and splits. Under the table's folder `data/` there is for every fol
 
     fold1/          train, vali and test as they are, where the source is text or lacks a validation split
     fold1-scaled/   the same, scaled by the train split, as the models see them
-    fold1.json      what is known of them; written last
+    fold1.json      what is known of them and of the files they were read from; written last
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from rankgrad.checkpoint import write_atomically
 from rankgrad.config import Config, Data
 from rankgrad.data._published import CATALOGUE, SPLITS
 from rankgrad.data.catalogue import Progress, prepare, recognise, set_aside
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.sources import is_text_folder, read_splits
-from rankgrad.splits import ScaledSplits, load_splits, open_scaled, save_scaled
+from rankgrad.data.sources import files_of, is_text_folder, read_splits
+from rankgrad.splits import ScaledSplits, expect_relevant, load_splits, open_scaled, save_scaled
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Fold:
     counts: dict[str, dict[str, int]]
     differences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # the source's, by name: see `_seen`
 
 
 def name_of(dataset: str | None, data: str | None) -> tuple[str | None, str]:
@@ -94,15 +97,73 @@ def ready(
     """The lists of a fold, read if they have not been. `full`: train on what would be set aside for validation too."""
     facts = folder / f"fold{fold}.json"
     if facts.exists():
-        known = json.loads(facts.read_text())
-        return Fold(**{**known, "differences": tuple(known["differences"]), "notes": tuple(known["notes"])})
+        return _known(facts)
     for stray in (folder / f"fold{fold}", folder / f"fold{fold}-scaled", *folder.glob(f".fold{fold}.*")):
         shutil.rmtree(stray, ignore_errors=True)  # of a command that was killed while it read
+    # Looked at before they are read: a change in between is then one since the table was begun.
+    files = {name: _seen(file) for name, file in _files(source, dataset, fold).items()}
     made = _collect(folder / f"fold{fold}", source, dataset, fold, full=full, progress=progress)
+    made = dataclasses.replace(made, files=files)
     config = Config(data=Data(path=made.path, fold=made.path_fold, scaling=made.scaling))
     save_scaled(folder / f"fold{fold}-scaled", *load_splits(config))
     write_atomically(facts, json.dumps(dataclasses.asdict(made), indent=2).encode())
     return made
+
+
+def _known(facts: Path) -> Fold:
+    try:
+        known = json.loads(facts.read_text())
+        return Fold(**{**known, "differences": tuple(known["differences"]), "notes": tuple(known["notes"])})
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(
+            f"{facts} is damaged; expected what is known of a fold's lists, in JSON; remove it and they are read again"
+        ) from None
+
+
+def expect_unchanged(folder: Path, source: str, dataset: str | None, before: str) -> None:
+    """Refuse a source that is not, file by file, what the folds in `folder` were read from; `before` is where it was.
+
+    Text may have moved since, because its lists are kept here. Other lists may not: the runs refer to them.
+    """
+    moved = absolute(source) != before
+    for known in map(_known, sorted(folder.glob("fold*.json"))):
+        if moved and (known.path == before or not known.files):
+            raise ValueError(
+                f"the table in {folder.parent} was begun with data = {before!r} and now {source!r} was asked for; expected "
+                "the same lists; choose another --out"
+            )
+        now, then = _files(source, dataset, known.fold), known.files
+        changed = [
+            name for name in then.keys() | now.keys() if name not in now or not _as_seen(now[name], then.get(name))
+        ]
+        if then and changed:
+            raise ValueError(
+                f"{', '.join(sorted(changed))} of {source} changed since the table in {folder.parent} was begun; expected the "
+                "same lists in all of its cells; put the old files back, or choose another --out"
+            )
+
+
+def absolute(source: str) -> str:
+    """A source as a name that holds in any folder; synthetic lists have no path."""
+    return os.path.abspath(source) if Path(source).exists() else source
+
+
+def _files(source: str, dataset: str | None, fold: int) -> dict[str, Path]:
+    return {file.relative_to(source).as_posix(): file for file in files_of(source, dataset=dataset, fold=fold)}
+
+
+def _seen(file: Path) -> dict[str, Any]:
+    """What tells a file from another: its content, and for a quick look its size and time."""
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "blake2b").hexdigest()
+    return {"bytes": file.stat().st_size, "modified": file.stat().st_mtime_ns, "blake2b": digest}
+
+
+def _as_seen(file: Path, seen: dict[str, Any] | None) -> bool:
+    """Whether a file holds what it did; read only if it was touched or copied since."""
+    if seen is None or file.stat().st_size != seen["bytes"]:
+        return False
+    return file.stat().st_mtime_ns == seen["modified"] or _seen(file)["blake2b"] == seen["blake2b"]
 
 
 def _collect(
@@ -126,6 +187,7 @@ def _collect(
         splits |= set_aside(splits["train"], Path(source))
         notes = ("there is no validation split: a quarter of the train queries, always the same, was set aside",)
         names.discard("vali")
+    expect_relevant(splits, source)
     if "vali" not in names and full:
         splits["train"] = RankingDataset.concatenate([splits["train"], splits["vali"]])
         notes = (*notes, "models are trained on the queries set aside too: their validation numbers mean nothing")
@@ -135,7 +197,7 @@ def _collect(
         path, path_fold = str(place), 1
     return Fold(
         fold=fold,
-        path=os.path.abspath(path) if Path(path).exists() else path,
+        path=absolute(path),
         path_fold=path_fold,
         scaled=os.path.abspath(f"{place}-scaled"),
         scaling=entry.scaling if entry else "auto",
