@@ -47,6 +47,10 @@ def data(tmp_path_factory):
     (folder / "letor").mkdir()
     for split, first, count in (("train", 1, 24), ("vali", 101, 8), ("test", 201, 8)):
         (folder / "letor" / f"{split}.txt").write_text(letor(lists(first, count)))
+    flat = re.sub("^[0-9]", "0", letor(lists(1, 4)), flags=re.M)  # nothing in it is relevant
+    shutil.copytree(folder / "letor", folder / "no-test")
+    (folder / "no-test" / "test.txt").write_text(flat)
+    (folder / "flat.txt").write_text(flat)
     (folder / "one.csv").write_text(csv(lists(1, 24)))
     (folder / "wide.txt").write_text(letor(lists(1, 4, features=5)))
     (folder / "broken.txt").write_text("1 qid:1 1:0.5\n0 qid:1 1:x\n")
@@ -227,6 +231,13 @@ def test_where_the_first_process_cannot_begin_the_others_leave_in_silence(monkey
         launch._agreed(lambda: pytest.fail("only the first process makes the run"), 1)
 
 
+def test_train_says_that_nothing_could_be_chosen_or_judged(run, data, tmp_path):
+    code, out, _ = run("train", data / "flat.txt", "--model", "linear", "--epochs", 2, "--out", tmp_path / "r")
+    assert code == 0
+    assert re.search(r"^ndcg@10 +1.0000 +0.0000 +none$", out, re.M)
+    assert "epoch 1 of 2 was kept, as the first: no validation query has a relevant document to choose by" in out
+
+
 # --- evaluate, rank, compare: a newcomer's path -----------------------------------------------------------------------
 
 
@@ -401,6 +412,21 @@ def test_report_says_where_it_wrote_and_how_much(run, trained, tmp_path, monkeyp
     assert "<title>first " in (tmp_path / "report.html").read_text()
 
 
+def test_report_tells_a_machine_what_evaluate_and_compare_would(run, trained, data, tmp_path):
+    code, out, err = run("report", trained / "first", trained / "second", "--out", tmp_path / "r.html", "--json")
+    told = json.loads(out)
+    assert (code, err, told["report"]) == (0, "", str(tmp_path / "r.html"))
+    assert told["bytes"] == (tmp_path / "r.html").stat().st_size
+    judged = json.loads(run("evaluate", trained / "first", data / "letor", "--json")[1])
+    assert told["runs"]["first"] == judged["metrics"]
+    assert (told["queries"], told["interval"]) == (judged["queries"], judged["interval"])
+    compared = json.loads(run("compare", trained / "second", trained / "first", "--json")[1])
+    against = told["runs"]["second"]["ndcg@10"].pop("against")
+    assert told["runs"]["second"]["ndcg@10"].keys() == judged["metrics"]["ndcg@10"].keys()
+    assert against.pop("p_corrected") == compared["p_value"]  # the only one
+    assert against.items() <= compared.items()
+
+
 PAGES = [
     *["docs/command-line.md", "docs/report.md", "docs/reproduce.md", "docs/practitioner.md", "docs/researcher.md"],
     "README.md",
@@ -519,11 +545,21 @@ MISTAKES = [
     ("train {data}/latin.toml", "latin.toml is not text; expected a configuration in TOML"),
     ("train absent.toml", "absent.toml does not exist; expected a configuration file"),
     ("train {data}/broken.txt", "broken.txt:2:9: '1:x' has a value that is not a finite decimal number"),
+    ("train {data}/no-test", "no-test has a relevant document, so that there is nothing to judge a model by"),
     ("train --resume absent", "absent is not a run: it has no config.toml"),
     ("train --resume {runs}/first", "is finished; there is nothing to resume"),
     ("train --resume {runs}/first --epochs 9", "first/config.toml; expected no DATA and no other setting"),
     ("train --resume {runs}/first --set train.epochs=9", "first/config.toml; expected no DATA and no other setting"),
-    ("evaluate {runs}/first", "missing argument 'RUN'; see rankgrad evaluate --help"),
+    ("train {runs}/first", "first is a run; expected lists to train on; name them, or go on with the run by --resume"),
+    ("evaluate", "missing argument 'DATA'; see rankgrad evaluate --help"),
+    ("evaluate {runs}/first", "first stands alone; expected RUN and DATA: finished runs, then the lists to judge"),
+    ("rank {data}/letor", "letor stands alone; expected RUN and DATA: finished runs, then the lists to rank"),
+    (
+        "evaluate {runs}/first {runs}/first {data}/letor",
+        "first is given twice; expected different runs, each with one say",
+    ),
+    ("rank {runs}/first {runs}/second", "second is a run; expected DATA, the lists it is to rank, after the runs"),
+    ("rank {runs}/first {runs}/second {runs}/second", "second is a run; expected DATA"),
     ("evaluate absent {data}/letor", "absent is not a run"),
     ("evaluate {data} {data}/letor", "is not a run"),
     ("evaluate {runs}/first absent", "absent does not exist"),

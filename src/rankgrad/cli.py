@@ -27,7 +27,12 @@ DEFAULT = Config()
 Split = Annotated[str, typer.Option(help="Which split, where DATA has splits; all of it where it has none.")]
 RunFolders = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN", help="Finished runs, made by `rankgrad train`; several score together."),
+    typer.Argument(
+        metavar="RUN",
+        help="Finished runs, made by `rankgrad train`; several score together.",
+        default_factory=list,  # else one argument alone would be DATA, and the sentence that RUN is missing
+        show_default=False,
+    ),
 ]
 SOURCES = "A LETOR/SVMLight file or folder, a Parquet or CSV file, what `rankgrad prepare` wrote, or synthetic[:SIZE]"
 DataSource = Annotated[str, typer.Argument(metavar="DATA", help=f"{SOURCES}.")]
@@ -171,6 +176,7 @@ def evaluate(
     """
     from rankgrad.results import describe_judgement, judge_runs
 
+    _expect_both(runs, data, "judge")
     show(judge_runs(runs, data, split, metric or ()), describe_judgement, as_json=as_json)
 
 
@@ -200,6 +206,7 @@ def rank(
     from rankgrad.ensemble import Ensemble
     from rankgrad.results import FORMATS
 
+    _expect_both(runs, data, "rank")
     if form not in FORMATS:
         raise ValueError(f"there is no format {form!r}; expected one of {', '.join(FORMATS)}")
     file = None if out == "-" else Path(out)
@@ -216,6 +223,11 @@ def rank(
         sys.stdout.writelines(lines)
     else:
         write_atomically(file, "".join(lines).encode())
+
+
+def _expect_both(runs: list[Path], data: str, what: str) -> None:
+    if not runs:
+        raise ValueError(f"{data} stands alone; expected RUN and DATA: finished runs, then the lists to {what}")
 
 
 @app.command(
@@ -246,16 +258,18 @@ def report(
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write.")] = Path("report.html"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write a page to look at: metrics, curves, queries.
 
     One HTML file that needs nothing else. The other runs are compared with the first, query by query. A RUN may also be a folder with several runs below it (seeds, folds), which
     are taken together: averaged where they were judged on the same queries, joined where not.
     """
-    from rankgrad.report import write
+    from rankgrad.report import tell, write
 
     size = write(runs, out, overwrite=overwrite)
-    print(f"{out}, {size / 1024:.0f} KB: open it in a browser")
+    told = {"report": str(out), "bytes": size, **(tell(runs) if as_json else {})}
+    show(told, lambda _: f"{out}, {size / 1024:.0f} KB: open it in a browser", as_json=as_json)
 
 
 @app.command(epilog=examples("rankgrad prepare MSLR-WEB30K/ --fold 1"))

@@ -52,7 +52,11 @@ class Ensemble:
 
     @classmethod
     def open(cls, folders: Sequence[Path]) -> "Ensemble":
-        """Load the runs; they must have been trained on the same features."""
+        """Load the runs, each once; they must have been trained on the same features."""
+        places = [folder.resolve() for folder in folders]
+        twice = next((folder for folder, place in zip(folders, places) if places.count(place) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is given twice; expected different runs, each with one say; leave one out")
         runs = tuple(Run.open(folder) for folder in folders)
         for other in runs[1:]:
             if (other.features, other.feature_names) != (runs[0].features, runs[0].feature_names):

@@ -80,7 +80,12 @@ def _interval(found: Mapping[str, float]) -> tuple[str, str]:
 def describe_report(report: Mapping[str, Any]) -> str:
     """The end of a training run: the metrics it was trained for, and where it is."""
     split = "test" if "test" in report["metrics"] else "vali"
-    why = "was kept, as the last" if report["selection"] == LAST_EPOCH else "was best on validation"
+    validation = report["splits"]["vali"]
+    why = "was best on validation"
+    if report["selection"] == LAST_EPOCH:
+        why = "was kept, as the last"
+    elif validation["empty_queries"] == validation["queries"]:
+        why = "was kept, as the first: no validation query has a relevant document to choose by"
     return (
         f"{by_rule(report['metrics'][split])}\n"
         f"{split} split, {report['splits'][split]['queries']:,} queries; "
@@ -89,7 +94,7 @@ def describe_report(report: Mapping[str, Any]) -> str:
     )
 
 
-def by_rule(metrics: Mapping[str, Mapping[str, float]]) -> str:
+def by_rule(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
     """Means of metrics under the three rules for empty queries, as a report holds them.
 
     >>> print(by_rule({"map": {"empty=1": 0.75, "empty=0": 0.25, "skipped": 0.5}}))
@@ -97,7 +102,11 @@ def by_rule(metrics: Mapping[str, Mapping[str, float]]) -> str:
     map             0.7500   0.2500    0.5000
     """
     header = ("empty queries", *RULES.values())
-    return table([header, *((name, *(f"{means[rule]:.4f}" for rule in RULES)) for name, means in metrics.items())])
+    return table([header, *((name, *(_four(means[rule]) for rule in RULES)) for name, means in metrics.items())])
+
+
+def _four(mean: float | None) -> str:
+    return "none" if mean is None else f"{mean:.4f}"  # JSON has no NaN: there was nothing to take the mean of
 
 
 def compare_runs(a: Path, b: Path, metric: str) -> dict[str, Any]:

@@ -58,6 +58,10 @@ from rankgrad.train import Epoch, Learner, Step, finished, make_optimiser, train
 def begin(config: Config, out: Path) -> None:
     """Make a run directory; nothing that exists is touched. Under torchrun the first process makes it."""
     config = resolve(config)
+    if _is_run(config.data.path):
+        raise ValueError(
+            f"{config.data.path} is a run; expected lists to train on; name them, or go on with the run by --resume"
+        )
     check_source(config.data.path, fold=config.data.fold)
     if Path(config.data.path).exists():  # so that the run goes on from any folder
         config = dataclasses.replace(
@@ -259,6 +263,10 @@ class Run:
 
     def read(self, source: str, *, split: str = "test") -> RankingDataset:
         """Lists of the width this model expects, as they are in the source."""
+        if _is_run(source):
+            raise ValueError(
+                f"{source} is a run; expected DATA, the lists it is to rank, after the runs; name them last"
+            )
         return read_lists(
             source, split=split, fold=self.config.data.fold, features=self.features, names=self.feature_names
         )
@@ -272,6 +280,10 @@ class Run:
         return evaluate(
             self.model, scaled(data, self.scaling), metrics or self.config.train.metrics, device=self.device
         )
+
+
+def _is_run(source: str) -> bool:
+    return (Path(source) / "config.toml").is_file()
 
 
 # --- what a run writes while it goes on, and its machine ---------------------------------------------------------------

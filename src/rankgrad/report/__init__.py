@@ -9,9 +9,15 @@ matplotlib and jinja2 are the extra `report` and are imported when a report is w
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rankgrad.checkpoint import write_atomically
+from rankgrad.records import CONVENTION
+from rankgrad.report.entries import read_entries
+from rankgrad.report.numbers import metric_table
+from rankgrad.significance import LEVEL
 
 
 def write(
@@ -42,3 +48,23 @@ def write(
     content = render(folders, title=title, only=only).encode("utf-8", "replace")
     write_atomically(out, content)
     return len(content)
+
+
+def tell(folders: Sequence[Path]) -> dict[str, Any]:
+    """The metric table of the report of these runs as plain values, by run and metric; `against` is the run minus the first."""
+    entries = read_entries(folders)
+    runs: dict[str, dict[str, Any]] = {entry.name: {} for entry in entries}
+    for metric in entries[0].judged.metrics:
+        for row in metric_table(entries, metric):
+            told: dict[str, Any] = {rule: interval._asdict() for rule, interval in row.rules.items()}
+            if row.against is not None:
+                told["against"] = {**asdict(row.against), "p_corrected": row.p}
+            runs[row.name][metric] = told
+    judged = entries[0].judged
+    return {
+        "split": judged.split,
+        "queries": len(judged.query_ids),
+        "runs": runs,
+        "interval": LEVEL,
+        "convention": CONVENTION,
+    }
