@@ -25,6 +25,7 @@ ROOMS = {
                 "evaluate",
                 "queries",
                 "records",
+                "seeds",
                 "train",
                 "resolve",
                 "splits",
@@ -37,7 +38,7 @@ ROOMS = {
     ),
     "front doors": (
         [
-            *["bars", "launch", "results", "console", "machine", "demo", "estimator", "report", "reproduce"],
+            *["bars", "launch", "results", "console", "machine", "demo", "inputs", "estimator", "report", "reproduce"],
             *["cli", "__main__"],
         ],
         ["data", "kernels", "mathematics", "models", "training"],

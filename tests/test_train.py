@@ -1,5 +1,6 @@
 """The loop: what a step does, what it refuses, and what decides the rate, the end and the best epoch."""
 
+import contextlib
 import copy
 import math
 from dataclasses import replace
@@ -359,3 +360,24 @@ def test_bfloat16_trains_and_stays_finite():
     assert all(math.isfinite(e.loss) and e.skipped == 0 for e in epochs)
     assert all(tensor.isfinite().all() and tensor.dtype == torch.float32 for tensor in learner.tensors().values())
     assert not same(learner.model.state_dict(), exact.model.state_dict())  # it was rounded
+
+
+def test_a_gpu_is_current_while_it_trains_and_the_callers_is_between(monkeypatch):
+    from rankgrad import train as loop
+
+    current = ["cuda:0"]
+
+    @contextlib.contextmanager
+    def device(wanted):
+        current.append(str(wanted))
+        yield
+        current.pop()
+
+    def work(*_):
+        yield current[-1]
+        yield current[-1]
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(loop, "_train", work)
+    events = train(None, None, TRAIN, VALI, CONFIG, torch.device("cuda:1"))
+    assert [(at_work, current[-1]) for at_work in events] == [("cuda:1", "cuda:0")] * 2

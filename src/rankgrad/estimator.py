@@ -23,7 +23,9 @@ from torch import Tensor, nn
 try:
     from sklearn.base import BaseEstimator
     from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.validation import check_is_fitted
+
+    from rankgrad.inputs import documents, eval_parts, features, hold_out
 except ImportError as error:
     raise ImportError("NeuralRanker needs scikit-learn 1.6 or newer; pip install scikit-learn") from error
 
@@ -32,7 +34,7 @@ from rankgrad.arguments import whole
 from rankgrad.bars import watch
 from rankgrad.checkpoint import load_tensors, save_tensors
 from rankgrad.config import Config, dumps, loads
-from rankgrad.data.arrays import as_float32, as_query_ids, group_arrays
+from rankgrad.data.arrays import as_query_ids, group_arrays
 from rankgrad.data.batching import batches
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling, fit_scaling
@@ -43,7 +45,6 @@ from rankgrad.splits import scaled
 from rankgrad.train import Epoch, Learner, Step, make_optimiser, train
 from rankgrad.update import Objective
 
-NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": "allow-nan"}
 ROWS = 1024  # documents scored at once where no list is needed
 
 
@@ -174,15 +175,15 @@ class NeuralRanker(BaseEstimator):
                 "fit needs qid, the query id of every row, because documents are ranked within their query; "
                 "pass fit(X, y, qid=...), or np.repeat(np.arange(len(group)), group) where you have group sizes"
             )
-        features, labels = self._documents(X, y, reset=True)
-        data = group_arrays(features, labels, as_query_ids(qid, len(features)), sample_weight)
-        judged = _eval_parts(eval_set, eval_qid)
+        rows, labels = documents(self, X, y, reset=True)
+        data = group_arrays(rows, labels, as_query_ids(qid, len(rows)), sample_weight)
+        judged = eval_parts(eval_set, eval_qid)
         held_out = None
         if judged is not None:
-            features, labels = self._documents(*judged[:2])
-            held_out = group_arrays(features, labels, as_query_ids(judged[2], len(features), "eval_qid"))
+            rows, labels = documents(self, *judged[:2])
+            held_out = group_arrays(rows, labels, as_query_ids(judged[2], len(rows), "eval_qid"))
         elif config.train.patience is not None:
-            data, held_out = _hold_out(data, config.data.validation, config.train.seed)
+            data, held_out = hold_out(data, config.data.validation, config.train.seed)
         scaling = fit_scaling(data, config.data.scaling)
         train_set = scaled(data, scaling)
         objective = make_objective(config)
@@ -210,17 +211,17 @@ class NeuralRanker(BaseEstimator):
         A transformer judges a document beside the others of its list and needs qid; the other models do without.
         """
         check_is_fitted(self, "model_")
-        features = self._features(X)
+        rows = features(self, X)
         if qid is not None:
-            ids = as_query_ids(qid, len(features))
+            ids = as_query_ids(qid, len(rows))
         elif self.config_.model.kind == "transformer":
             raise ValueError(
                 "predict needs qid, the query id of every row, because this model judges a document beside the others "
                 "of its list; pass predict(X, qid=...), np.zeros(len(X), int) for one list, or fit with model='mlp'"
             )
         else:
-            ids = np.arange(len(features)) // ROWS
-        data = group_arrays(features, np.zeros(len(features)), ids)
+            ids = np.arange(len(rows)) // ROWS
+        data = group_arrays(rows, np.zeros(len(rows)), ids)
         return data.in_source_order(self._scores(data))
 
     def score(self, X: Any, y: Any, *, qid: Any = None) -> float:
@@ -230,8 +231,8 @@ class NeuralRanker(BaseEstimator):
         rule = parse_metric(name).func.__kwdefaults__["empty"]  # type: ignore[attr-defined]
         if qid is None:
             raise ValueError("score needs qid, the query id of every row; pass score(X, y, qid=...)")
-        features, labels = self._documents(X, y)
-        data = group_arrays(features, labels, as_query_ids(qid, len(features)))
+        rows, labels = documents(self, X, y)
+        data = group_arrays(rows, labels, as_query_ids(qid, len(rows)))
         return mean(judge(self._scores(data), data, [name])[name], rule)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -315,62 +316,10 @@ class NeuralRanker(BaseEstimator):
             return whole("random_state", self.random_state, 0)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _features(self, X: Any) -> np.ndarray:
-        """X [N, F] float32, after scikit-learn's checks of its shape, types, names and values."""
-        return as_float32(validate_data(self, X, reset=False, **NUMBERS))
-
-    def _documents(self, X: Any, y: Any, *, reset: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """The same with y [N]; `reset` notes the number and names of the features instead of comparing them."""
-        X, y = validate_data(self, X, y, y_numeric=True, reset=reset, **NUMBERS)
-        if y.dtype.kind not in "fiub":
-            raise ValueError(f"y is of type {y.dtype}; expected grades of relevance; map your labels to 0, 1, ...")
-        if y.min() < 0:
-            row = int(np.argmax(y < 0))
-            raise ValueError(
-                f"y[{row}] is {y[row]}; expected grades of relevance, 0 or above; shift or map your labels"
-            )
-        return as_float32(X), y
-
     def _scores(self, data: RankingDataset) -> np.ndarray:
         """[N] in the order of the dataset."""
         with _borrowed(self.device) as device:
             return score(self.model_.to(device), scaled(data, self.scaling_), device=device)
-
-
-# --- what fit is given ------------------------------------------------------------------------------------------------
-
-
-def _eval_parts(eval_set: Any, eval_qid: Any) -> tuple[Any, Any, Any] | None:
-    """(X, y, qid) of the forms an evaluation set may have."""
-    if eval_set is None:
-        if eval_qid is not None:
-            raise ValueError("eval_qid was given without eval_set; expected both; pass eval_set=(X, y, qid)")
-        return None
-    expected = "expected eval_set=(X, y, qid), or eval_set=[(X, y)] with eval_qid=[qid]"
-    if not isinstance(eval_set, list | tuple):
-        raise ValueError(f"eval_set is of type {type(eval_set).__name__}; {expected}")
-    if len(eval_set) == 1 and isinstance(eval_set[0], list | tuple):  # as XGBoost and LightGBM have it
-        eval_set = eval_set[0]
-        if isinstance(eval_qid, list | tuple) and len(eval_qid) == 1:
-            eval_qid = eval_qid[0]
-    if len(eval_set) + (eval_qid is not None) != 3:
-        raise ValueError(
-            f"eval_set has {len(eval_set)} parts and eval_qid is {'' if eval_qid is None else 'not '}None; {expected}"
-        )
-    X, y, qid = (*eval_set, eval_qid)[:3]
-    return X, y, qid
-
-
-def _hold_out(data: RankingDataset, share: float, seed: int) -> tuple[RankingDataset, RankingDataset]:
-    """Two parts of the queries: one to train, one to judge epochs by."""
-    if len(data) < 2:
-        raise ValueError(
-            "patience needs queries to judge epochs by and there is only one query; expected at least two; "
-            "pass eval_set=(X, y, qid), or patience=None"
-        )
-    judges = min(max(1, round(share * len(data))), len(data) - 1)
-    fitted, held_out = data.split([len(data) - judges, judges], seed=seed)
-    return fitted, held_out
 
 
 # --- training and keeping ---------------------------------------------------------------------------------------------

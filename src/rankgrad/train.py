@@ -26,12 +26,12 @@ from rankgrad.config import Config, Optimiser, Train
 from rankgrad.data.batching import Batch, Batches, batches
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.packing import Packed, PackedLists, carried, packed_lists
-from rankgrad.data.randomness import mix
 from rankgrad.evaluate import evaluate, mean
 from rankgrad.metrics import parse_metric
 from rankgrad.models import rounded
 from rankgrad.numerics import usable_bfloat16
 from rankgrad.paths import Path, choose_path
+from rankgrad.seeds import Randomness
 from rankgrad.update import NUMBERS, Objective, Rounded, Scored, Update, packed_scores, padded_scores
 
 LAG = 8  # steps a GPU may be ahead of what the host has read of it
@@ -162,8 +162,26 @@ def train(
 ) -> Iterator[Step | Epoch]:
     """Train until the last epoch, early stopping, or `stop()` says so on any process; see the module's docstring.
 
-    Queries of weight 0 are never seen.
+    Queries of weight 0 are never seen. While it works `device` is the current GPU; between events the caller's is.
     """
+    events = _train(learner, objective, train_set, vali_set, config, device, stop)
+    while True:
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            event = next(events, None)
+        if event is None:
+            return
+        yield event
+
+
+def _train(
+    learner: Learner,
+    objective: Objective,
+    train_set: RankingDataset,
+    vali_set: RankingDataset,
+    config: Config,
+    device: torch.device,
+    stop: Callable[[], bool],
+) -> Iterator[Step | Epoch]:
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     progress, settings = learner.progress, config.train
     train_set, weights = _weighted(train_set, device)
@@ -353,36 +371,6 @@ def _weighted(data: RankingDataset, device: torch.device) -> tuple[RankingDatase
     if not data.weights.all():
         data = data.select(data.weights > 0)
     return data, torch.from_numpy(np.array(data.weights)).to(device)
-
-
-class Randomness:
-    """Makes dropout and the losses' noise functions of where the run is."""
-
-    def __init__(self, seed: int, rank: int, device: torch.device) -> None:
-        self._seed, self._rank = seed, rank
-        self.generator = torch.Generator(device)  # of the losses
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self._models = torch.cuda.default_generators[index]
-        else:
-            self._models = torch.default_generator
-        self.generators = (self._models, self.generator)
-
-    @contextlib.contextmanager
-    def at(self, epoch: int, step: int) -> Iterator[None]:
-        """In here random numbers belong to a step; afterwards torch's own random state is the caller's again."""
-        key = np.array(self._seed, np.int64)
-        with np.errstate(over="ignore"):
-            for number in (epoch, step, self._rank):
-                key = mix(key + 1 + number)
-        number = int(key) & (2**63 - 1)
-        before = self._models.get_state()
-        self._models.manual_seed(number)
-        self.generator.manual_seed(number ^ 1)
-        try:
-            yield
-        finally:
-            self._models.set_state(before)
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
