@@ -361,9 +361,28 @@ def test_the_report_says_everything(whole):
     assert said["seconds"] > 0 and "2^y - 1" in said["convention"]
     assert said["path"]["resident"] is True and said["path"]["graph"] is False
     assert said["path"]["why_not"]["graph"] == "CUDA graphs need a CUDA device"
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-    if head.returncode == 0:
-        assert re.fullmatch(rf"{head.stdout.strip()}( \(modified\))?", said["commit"])
+    assert re.fullmatch(r"[0-9a-f]{40,64}( \(modified\))?", said["commit"] or "0" * 40)  # none without git
+
+
+def test_the_commit_is_that_of_the_checkout_and_says_if_it_was_changed(tmp_path, monkeypatch):
+    def git(*words):
+        names = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
+        return subprocess.run(
+            ["git", "-C", tmp_path, *names, *words], check=True, capture_output=True, text=True
+        ).stdout
+
+    (tmp_path / "records.py").write_text("1\n")
+    for words in ("init -q", "add records.py", "commit -q -m first"):
+        git(*words.split())
+    monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
+    records._commit.cache_clear()
+    head = git("rev-parse", "HEAD").strip()
+    assert records.versions()["commit"] == head
+    (tmp_path / "records.py").write_text("2\n")
+    assert records.versions()["commit"] == head  # as it was asked first
+    records._commit.cache_clear()
+    assert records.versions()["commit"] == f"{head} (modified)"
+    records._commit.cache_clear()
 
 
 def test_a_copy_inside_another_repository_does_not_claim_its_commit(tmp_path, monkeypatch):
