@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import rankgrad
 from rankgrad.cli import main
 from rankgrad.config import Config, Loss, Train, loads
 from rankgrad.data.dataset import RankingDataset
@@ -51,6 +52,7 @@ def data(tmp_path_factory):
     shutil.copytree(folder / "letor", folder / "no-test")
     (folder / "no-test" / "test.txt").write_text(flat)
     (folder / "flat.txt").write_text(flat)
+    (folder / "clicks.txt").write_text(re.sub("^1", "2000", letor(lists(1, 8)), flags=re.M))
     (folder / "one.csv").write_text(csv(lists(1, 24)))
     (folder / "wide.txt").write_text(letor(lists(1, 4, features=5)))
     (folder / "broken.txt").write_text("1 qid:1 1:0.5\n0 qid:1 1:x\n")
@@ -232,10 +234,13 @@ def test_where_the_first_process_cannot_begin_the_others_leave_in_silence(monkey
 
 
 def test_train_says_that_nothing_could_be_chosen_or_judged(run, data, tmp_path):
-    code, out, _ = run("train", data / "flat.txt", "--model", "linear", "--epochs", 2, "--out", tmp_path / "r")
-    assert code == 0
+    code, out, err = run("train", data / "flat.txt", "--model", "linear", "--epochs", 2, "--out", tmp_path / "r")
+    assert code == 0 and err.count("no list taught anything  vali ndcg@10 1.0000") == 2
     assert re.search(r"^ndcg@10 +1.0000 +0.0000 +none$", out, re.M)
-    assert "epoch 1 of 2 was kept, as the first: no validation query has a relevant document to choose by" in out
+    assert (
+        "vali split, 1 query; epoch 1 of 2 was kept, as the first: no validation query has a relevant document to choose by"
+        in out
+    )
 
 
 # --- evaluate, rank, compare: a newcomer's path -----------------------------------------------------------------------
@@ -314,6 +319,21 @@ def test_rank_keeps_the_order_of_the_rows_however_queries_are_mixed(run, data, t
         assert mixed[int(document) - 1][1] == int(query)
         assert float(score) == scores[int(document) - 1]
     assert all(float(a[4]) >= float(b[4]) for a, b in pairwise(lines) if a[0] == b[0])
+
+
+def test_tables_to_be_ranked_need_no_labels(run, data, trained, tmp_path):
+    rows = list(lists(1, 3))
+    (tmp_path / "known.csv").write_text(csv(rows))
+    new = "".join(f"{','.join(line.split(',')[1:])}\n" for line in csv(rows).splitlines())
+    (tmp_path / "new.csv").write_text(new)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "test.csv").write_text(new)
+    run("train", data / "one.csv", "--epochs", 1, "--model", "linear", "--quiet", "--out", tmp_path / "named")
+    for folder in (trained / "first", tmp_path / "named"):
+        known = run("rank", folder, tmp_path / "known.csv")
+        assert known[0] == 0 and known[1].count("\n") == 12
+        assert run("rank", folder, tmp_path / "new.csv") == run("rank", folder, tmp_path / "folder") == known
+        assert "has no column 'label'" in run("evaluate", folder, tmp_path / "new.csv")[2]
 
 
 def test_rank_writes_a_file_and_replaces_one_only_when_told(run, data, trained, tmp_path):
@@ -506,6 +526,10 @@ def test_help_has_an_example_and_fits_a_narrow_terminal(run, command):
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_the_version_is_told_and_nothing_else_is_done(run):
+    assert run("--version") == run("--version", "train") == (0, f"rankgrad {rankgrad.__version__}\n", "")
+
+
 def test_the_command_alone_shows_its_help(run):
     assert run() == run("--help")
 
@@ -546,6 +570,10 @@ MISTAKES = [
     ("train absent.toml", "absent.toml does not exist; expected a configuration file"),
     ("train {data}/broken.txt", "broken.txt:2:9: '1:x' has a value that is not a finite decimal number"),
     ("train {data}/no-test", "no-test has a relevant document, so that there is nothing to judge a model by"),
+    (
+        "train {data}/clicks.txt",
+        "is 2000, and NDCG's gain 2^label - 1 of it is no number; expected grades of relevance",
+    ),
     ("train --resume absent", "absent is not a run: it has no config.toml"),
     ("train --resume {runs}/first", "is finished; there is nothing to resume"),
     ("train --resume {runs}/first --epochs 9", "first/config.toml; expected no DATA and no other setting"),
@@ -561,7 +589,11 @@ MISTAKES = [
     ("rank {runs}/first {runs}/second", "second is a run; expected DATA, the lists it is to rank, after the runs"),
     ("rank {runs}/first {runs}/second {runs}/second", "second is a run; expected DATA"),
     ("evaluate absent {data}/letor", "absent is not a run"),
-    ("evaluate {data} {data}/letor", "is not a run"),
+    (
+        "evaluate {data} {data}/letor",
+        "is not a run: it has no model.safetensors; expected a folder that `rankgrad train`",
+    ),
+    ("evaluate {runs}/first {data}/clicks.txt --metric ndcg@5", "a label of query 1 is 2000"),
     ("evaluate {runs}/first absent", "absent does not exist"),
     ("evaluate {runs}/first {data}/wide.txt", "has an index beyond the 3 features expected"),
     ("evaluate {runs}/first {data}/letor --split dev", "has no split 'dev'; it has train, vali, test"),
@@ -569,6 +601,7 @@ MISTAKES = [
     ("rank {runs}/first {data}/letor --format csv", "there is no format 'csv'; expected one of scores, trec"),
     ("rank {runs}/first {data}/letor --out {data}/one.csv", "one.csv exists already; expected a new file"),
     ("rank {runs}/first {data}/letor --out absent/file", "absent is not a folder; expected one to write file into"),
+    ("prepare", "missing argument 'FOLDER'"),
     ("report", "missing argument 'RUN'"),
     ("report {data}", "is not a run: it has no report.json"),
     ("report {runs}/first {runs}/first", "first is given twice; expected different runs; leave one out"),

@@ -104,3 +104,17 @@ def test_the_three_rules_for_empty_queries():
     values = {"map": np.array([0.5, np.nan, 0.25, np.nan])}
     assert summarise(values)["map"] == {"empty=1": 0.6875, "empty=0": 0.1875, "skipped": 0.375}
     assert np.isnan(mean(np.array([np.nan]), np.nan)) and mean(np.array([np.nan]), 1.0) == 1.0
+
+
+def test_labels_whose_gain_is_no_number_do_not_look_like_empty_queries():
+    features, offsets = np.zeros((4, 1), np.float32), np.array([0, 2, 4])
+    for label in (1000.0, 1001.0):
+        data = RankingDataset(features, np.array([0, 1, 0, label]), offsets, np.array(["a", "b"]))
+        assert np.isfinite(judge(np.arange(4), data, ["map", "mrr"])["map"]).all()
+        if label == 1000:
+            assert judge(np.arange(4), data, ["ndcg@2", "dcg", "err"])["ndcg@2"].tolist() == [1, 1]
+        for metric in ("ndcg@2", "dcg", "err") if label > 1000 else ():
+            with pytest.raises(
+                ValueError, match="a label of query b is 1001, .* 0 to 4, 1000 at most; map your labels"
+            ):
+                judge(np.arange(4), data, [metric])

@@ -164,7 +164,7 @@ REFUSED = [
     ({"label": [0, 1, -1, 0]}, {}, "row 3, column 'label' is -1"),
     ({"label": [0, float("inf"), 1, 0]}, {}, "row 2, column 'label' is inf"),
     ({"label": [0, 1e300, 1, 0]}, {}, "row 2, column 'label' is 1e"),
-    ({"label": ["0", "1", "good", "0"]}, {}, "row 3, column 'label' is 'good'"),
+    ({"label": ["0", "1", "good", "0"]}, {}, "row 3, column 'label' is 'good'.*write numbers for its words, 0 for"),
     ({"qid": [3, None, 1, 1]}, {}, "row 2, column 'qid' is missing"),
     ({"qid": ["x", "x", "", "y"]}, {}, "row 3, column 'qid' is an empty text"),
     ({"qid": [1.0, 1.5, 2.0, 2.0]}, {}, "row 2, column 'qid' is 1.5"),
@@ -194,6 +194,15 @@ REFUSED = [
 def test_refused(change, options, message):
     with pytest.raises(ValueError, match=message):
         read_table(arrow(**change), **options)
+
+
+def test_documents_that_are_only_to_be_ranked_need_no_labels():
+    table = arrow().drop_columns(["label"])
+    ranked = read_table(table, labelled=False)
+    assert ranked.feature_names == read_table(arrow()).feature_names and not ranked.labels.any()
+    assert read_table(arrow(), labelled=False).labels.tolist() == read_table(arrow()).labels.tolist()
+    with pytest.raises(ValueError, match="no column 'label'"):
+        read_table(table)
 
 
 def test_refused_sources(tmp_path):
@@ -296,7 +305,9 @@ LONG = "1,2,3\n" * 200_000  # beyond the block of which pyarrow guesses the type
         ("qid,label,a\n9223372036854775808,2,3\n", "row 1, column 'qid' is 9.2"),
         ("qid,label,a,a\n1,1,1,2\n", "several columns named 'a'"),
         ("qid,qid,a,label\n1,1,1,2\n", "several columns named 'qid'"),
-        ("1,2,3\n1,1,4\n", "no column 'label'"),
+        ("1,2,3\n1,1,4\n", "no column 'label'; is the line of names missing?"),
+        ("1,1,0.5\n1,1,4\n", "several columns named '1'; .*; add the line of names, which seems to be missing"),
+        ("qid;label;a\n1;2;3\n", "no column 'label'; is another separator between them?"),
         ("qid,label,a\n1,2,\xff\n", "column 'a'"),
         ("qid,label,\xff\n1,2,3\n", "utf-8"),
         ("qid,label,a\n" + LONG + "1,2,x\n", "row 200001, column 'a' is 'x'"),

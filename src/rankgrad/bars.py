@@ -4,6 +4,7 @@ Everything goes to stderr, so that stdout holds nothing but what was asked for. 
 never an escape code. Imports config and train.
 """
 
+import math
 import os
 import sys
 import time
@@ -43,7 +44,7 @@ def watch(events: Iterable[Step | Epoch], config: Config, *, quiet: bool = False
                 loss = "" if event.loss is None else f"loss {event.loss:.4f}"
             else:
                 finished = event.epoch
-                loss, value = f"loss {event.loss:.4f}", f"{metric} {event.metric:.4f}"
+                loss, value = _loss(event), f"{metric} {event.metric:.4f}"
                 if event.stop:
                     bar.update(task, total=pace.done)
                 if bar.disable and not quiet:
@@ -83,10 +84,14 @@ class Pace:
         return (time.perf_counter() - self.started) / steps if steps else 0.0
 
 
+def _loss(epoch: Epoch) -> str:
+    return "no list taught anything" if math.isnan(epoch.loss) else f"loss {epoch.loss:.4f}"
+
+
 def _line(epoch: Epoch, config: Config, pace: Pace, title: str) -> str:
     parts = (
         f"{title} {epoch.epoch}/{config.train.epochs}",
-        f"loss {epoch.loss:.4f}",
+        _loss(epoch),
         f"vali {config.train.metric} {epoch.metric:.4f}{' best' if epoch.best else ''}",
         f"{epoch.skipped} steps skipped" if epoch.skipped else "",
         pace.speed(),

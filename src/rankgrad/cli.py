@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from rankgrad import __version__
 from rankgrad.config import Config
 from rankgrad.console import Json, Quiet, examples, show
 from rankgrad.reproduce.command import app as reproduce
@@ -29,17 +30,30 @@ RunFolders = Annotated[
     list[Path],
     typer.Argument(
         metavar="RUN",
-        help="Finished runs, made by `rankgrad train`; several score together.",
+        help="Finished runs, made by `rankgrad train`: one, or several that score together.",
         default_factory=list,  # else one argument alone would be DATA, and the sentence that RUN is missing
         show_default=False,
     ),
 ]
-SOURCES = "A LETOR/SVMLight file or folder, a Parquet or CSV file, what `rankgrad prepare` wrote, or synthetic[:SIZE]"
+SOURCES = (
+    "A LETOR/SVMLight file or folder, a Parquet or CSV file with the columns label and qid, what `rankgrad prepare` "
+    "wrote, or synthetic[:SIZE]"
+)
 DataSource = Annotated[str, typer.Argument(metavar="DATA", help=f"{SOURCES}.")]
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"rankgrad {__version__}")
+        raise typer.Exit
+
+
 @app.callback(epilog=examples("rankgrad demo", "rankgrad train data/ --loss neural_ndcg@10 --out runs/first"))
-def _subcommands() -> None:
+def _subcommands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Train ranking models on the metric itself; judge them, compare them, rank with them."""
 
 
@@ -163,7 +177,8 @@ def evaluate(
     data: DataSource,
     split: Split = "test",
     metric: Annotated[
-        list[str] | None, typer.Option(help="Such as ndcg@10 or map; may be given many times. [those of the run]")
+        list[str] | None,
+        typer.Option(metavar="METRIC", help="Such as ndcg@10 or map; may be given many times. [those of the run]"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -197,7 +212,7 @@ def rank(
 ) -> None:
     """Score every document of DATA with a run, or several.
 
-    Gives a number per row, in the order of the input, or a TREC run file. A line of the run file is QUERY Q0 DOCUMENT RANK SCORE TAG. DOCUMENT is the document's row in the input, counted from
+    Gives a number per row, in the order of the input, or a TREC run file. A table needs no column label here. A line of the run file is QUERY Q0 DOCUMENT RANK SCORE TAG. DOCUMENT is the document's row in the input, counted from
     1; TAG is the name of the run's folder. Equal scores are ranked in input order.
 
     Several runs give the mean of their scores, standardised within each list; TAG is then ensemble-of-NUMBER.
@@ -216,7 +231,7 @@ def rank(
         raise ValueError(f"{file.parent} is not a folder; expected one to write {file.name} into; make it first")
     ensemble = Ensemble.open(runs)
     ranker = ensemble if len(runs) > 1 else ensemble.runs[0]
-    lists = ranker.read(data, split=split)
+    lists = ranker.read(data, split=split, labelled=False)
     tag = f"ensemble-of-{len(runs)}" if len(runs) > 1 else runs[0].resolve().name
     lines = FORMATS[form](lists, ranker.score(lists), tag)
     if file is None:
@@ -274,7 +289,7 @@ def report(
 
 @app.command(epilog=examples("rankgrad prepare MSLR-WEB30K/ --fold 1"))
 def prepare(
-    folder: Annotated[Path, typer.Argument(help="Folder of an unpacked ranking dataset.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of an unpacked ranking dataset.")],
     dataset: Annotated[str | None, typer.Option(help="Name in the catalogue; recognised if not given.")] = None,
     fold: Annotated[int, typer.Option(help="Fold, where the dataset has folds.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Where to write; FOLDER/prepared if not given.")] = None,

@@ -60,13 +60,14 @@ class Ensemble:
         runs = tuple(Run.open(folder) for folder in folders)
         for other in runs[1:]:
             if (other.features, other.feature_names) != (runs[0].features, runs[0].feature_names):
+                named = ", with names and without" if {runs[0].feature_names, other.feature_names} > {None} else ""
                 raise ValueError(
-                    f"{runs[0].folder} and {other.folder} were trained on different features "
-                    f"({runs[0].features} and {other.features} of them); expected the same columns in the same order"
+                    f"{runs[0].folder} and {other.folder} were trained on different features ({runs[0].features} and "
+                    f"{other.features} of them{named}); expected the same columns in the same order; rank with one of them"
                 )
         return cls(runs)
 
-    def read(self, source: str, *, split: str = "test") -> RankingDataset:
+    def read(self, source: str, *, split: str = "test", labelled: bool = True) -> RankingDataset:
         """Lists of the width these models expect; of data in folds, all runs must be of the same one."""
         folds = {run.config.data.fold: run.folder for run in self.runs}
         if len(folds) > 1 and Path(source).is_dir():
@@ -75,7 +76,7 @@ class Ensemble:
                 f"{folds[first]} is of fold {first} and {folds[second]} of fold {second}; expected runs of one fold, "
                 f"because one has seen the others' {split} lists; give a single file to rank it with all of them"
             )
-        return self.runs[0].read(source, split=split)
+        return self.runs[0].read(source, split=split, labelled=labelled)
 
     def score(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""

@@ -21,6 +21,7 @@ from rankgrad.models import ranking_scores
 LISTS_AT_ONCE = 256
 DOCUMENTS_AT_ONCE = 2**16
 ON_A_GPU = 8  # times as many lists: fewer launches; as many documents, because longer batches pad more
+LARGEST_LABEL = 1000  # whose gain 2^y - 1, summed over a list, float64 still holds
 RULES = {"empty=1": 1.0, "empty=0": 0.0, "skipped": np.nan}
 
 
@@ -77,6 +78,8 @@ def evaluate(
     Of `world` processes each judges its share of the lists, and all of them get all values.
     """
     functions = [parse_metric(name) for name in metrics]
+    if any(name.partition("@")[0] in ("ndcg", "dcg", "err") for name in metrics):
+        expect_grades(dataset)
     values = torch.zeros(len(metrics), len(dataset), dtype=torch.float64, device=device)
     broken = torch.zeros(len(dataset), dtype=torch.float64, device=device)
     for batch, scores in scored(model, dataset, device=device, rank=rank, world=world):
@@ -94,6 +97,17 @@ def evaluate(
             "expected finite scores; look at the features there, or train again with a lower learning rate"
         )
     return dict(zip(metrics, values.cpu().numpy()))
+
+
+def expect_grades(dataset: RankingDataset) -> None:
+    """Refuse labels whose gain is beyond all numbers: a query with one would look like an empty query."""
+    place = int(dataset.labels.argmax()) if len(dataset.labels) else 0
+    if len(dataset.labels) and dataset.labels[place] > LARGEST_LABEL:
+        query = dataset.query_ids[np.searchsorted(dataset.offsets, place, side="right") - 1]
+        raise ValueError(
+            f"a label of query {query} is {dataset.labels[place]:g}, and NDCG's gain 2^label - 1 of it is no number; expected "
+            f"grades of relevance such as 0 to 4, {LARGEST_LABEL} at most; map your labels to grades"
+        )
 
 
 def judge(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:

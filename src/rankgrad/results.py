@@ -68,9 +68,13 @@ def describe_judgement(result: Mapping[str, Any]) -> str:
     together = f"{len(result['runs'])} runs together: {ENSEMBLE}\n" if "runs" in result else ""
     return (
         f"{table(rows)}\n{together}"
-        f"{result['queries']:,} queries, {result['empty_queries']:,} of them empty (no relevant document)\n{CONVENTION}"
+        f"{_queries(result['queries'])}, {result['empty_queries']:,} of them empty (no relevant document)\n{CONVENTION}"
         + ("\nthe model was trained on lists among these: expect less of it on others" if result["trained_on"] else "")
     )
+
+
+def _queries(number: int) -> str:
+    return f"{number:,} {'query' if number == 1 else 'queries'}"
 
 
 def _interval(found: Mapping[str, float]) -> tuple[str, str]:
@@ -88,7 +92,7 @@ def describe_report(report: Mapping[str, Any]) -> str:
         why = "was kept, as the first: no validation query has a relevant document to choose by"
     return (
         f"{by_rule(report['metrics'][split])}\n"
-        f"{split} split, {report['splits'][split]['queries']:,} queries; "
+        f"{split} split, {_queries(report['splits'][split]['queries'])}; "
         f"epoch {report['best_epoch']} of {report['epochs']} {why}\n{CONVENTION}\n"
         f"{report['seconds']:.1f} s; the run is in {report['run']}"
     )
@@ -144,7 +148,7 @@ def expect_same_queries(a: Path, of_a: Judged, b: Path, of_b: Judged) -> None:
 def describe_comparison(found: Mapping[str, Any]) -> str:
     """What `compare_runs` found, in a few lines."""
     return (
-        f"{found['metric']} on the {found['split']} split, {found['queries']:,} queries "
+        f"{found['metric']} on the {found['split']} split, {_queries(found['queries'])} "
         f"({found['empty_queries']:,} empty ones left out)\n"
         f"A  {found['mean_a']:.4f}  {found['a']}\n"
         f"B  {found['mean_b']:.4f}  {found['b']}\n"

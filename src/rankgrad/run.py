@@ -242,7 +242,9 @@ class Run:
             )
         if not (folder / "model.safetensors").is_file():
             state = "has not finished" if (folder / "config.toml").is_file() else "is not a run"
-            raise ValueError(f"{folder} {state}: it has no model.safetensors; train it with `rankgrad train`")
+            raise ValueError(
+                f"{folder} {state}: it has no model.safetensors; expected a folder that `rankgrad train` finished"
+            )
         config = loads((folder / "config.toml").read_text(), str(folder / "config.toml"))
         tensors, facts = load_tensors(folder / "model.safetensors")
         with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
@@ -261,14 +263,19 @@ class Run:
         names = None if facts["feature_names"] is None else tuple(facts["feature_names"])
         return cls(folder, config, model.to(place).eval(), scaling, facts["features"], place, names)
 
-    def read(self, source: str, *, split: str = "test") -> RankingDataset:
-        """Lists of the width this model expects, as they are in the source."""
+    def read(self, source: str, *, split: str = "test", labelled: bool = True) -> RankingDataset:
+        """Lists of the width this model expects, as they are in the source; `labelled`: as in `read_lists`."""
         if _is_run(source):
             raise ValueError(
                 f"{source} is a run; expected DATA, the lists it is to rank, after the runs; name them last"
             )
         return read_lists(
-            source, split=split, fold=self.config.data.fold, features=self.features, names=self.feature_names
+            source,
+            split=split,
+            fold=self.config.data.fold,
+            features=self.features,
+            names=self.feature_names,
+            labelled=labelled,
         )
 
     def score(self, data: RankingDataset) -> np.ndarray:

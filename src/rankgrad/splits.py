@@ -1,6 +1,6 @@
 """The lists of a run: read, a part held out where there is no validation split, scaled, shared between processes.
 
-Room 5: imports data, checkpoint, config and processes. The test split is scaled like the others and otherwise left alone.
+Room 5: imports data, checkpoint, config, evaluate and processes. The test split is scaled like the others and otherwise left alone.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from rankgrad.config import Config
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling, fit_scaling
 from rankgrad.data.sources import read_splits
+from rankgrad.evaluate import expect_grades
 
 ScaledSplits = tuple[dict[str, RankingDataset], Scaling, str]  # by name, how they were scaled, a fingerprint
 
@@ -70,6 +71,8 @@ def load_splits(config: Config) -> ScaledSplits:
         fitted, validation = train_set.split([len(train_set) - held_out, held_out], seed=config.train.seed)
         splits = {"train": fitted, "vali": validation, **splits}
     expect_relevant(splits, config.data.path)
+    for split in splits.values():
+        expect_grades(split)
     scaling = fit_scaling(splits["train"], config.data.scaling)
     fingerprint = " ".join(_fingerprint(splits[name]) for name in ("train", "vali"))
     return {name: scaled(data, scaling) for name, data in splits.items()}, scaling, fingerprint

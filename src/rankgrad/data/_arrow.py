@@ -86,7 +86,8 @@ def _of_frame(frame: Any, name: str) -> Any:
 def _refuse_twins(name: str, columns: list[str]) -> None:
     if len(set(columns)) < len(columns):
         twice = min(column for column in columns if columns.count(column) > 1)
-        raise ValueError(f"{name} has several columns named {twice!r}; expected distinct names; rename one")
+        mend = "add the line of names, which seems to be missing" if reads_as_number(twice) else "rename one"
+        raise ValueError(f"{name} has several columns named {twice!r}; expected distinct names; {mend}")
 
 
 def _read_file(path: Path, qid: str, wanted: set[str] | None) -> Any:
@@ -178,17 +179,16 @@ def at(table: Table, row: int, name: str) -> str:
     return f"{table.name}, row {row + 1}, column {name!r}"
 
 
-def expect_numbers(table: Table, name: str) -> None:
+def expect_numbers(table: Table, name: str, mend: str = "convert the column, or leave it out with features=") -> None:
     types = import_pyarrow().types
     column = plain(table.arrow[name])
     tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null)
     if not any(test(column.type) for test in tests):
         values = column.to_pylist()
-        strange = [i for i, value in enumerate(values) if not _reads_as_number(value)] or [0]
+        strange = [i for i, value in enumerate(values) if not reads_as_number(value)] or [0]
         row = next((i for i in strange if values[i] not in NULLS), strange[0])  # a word for null is not to blame
         raise ValueError(
-            f"{at(table, row, name)} is {values[row]!r}, in a column of type {column.type}; expected numbers; "
-            "convert the column, or leave it out with features="
+            f"{at(table, row, name)} is {values[row]!r}, in a column of type {column.type}; expected numbers; {mend}"
         )
 
 
@@ -209,7 +209,7 @@ def is_text(kind: Any) -> bool:
     return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
-def _reads_as_number(value: Any) -> bool:
+def reads_as_number(value: Any) -> bool:
     try:
         float(value)
     except (TypeError, ValueError):

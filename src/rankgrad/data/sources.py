@@ -80,18 +80,20 @@ def read_lists(
     fold: int = 1,
     features: int | None = None,
     names: Sequence[str] | None = None,
+    labelled: bool = True,
     progress: Progress | None = None,
 ) -> RankingDataset:
     """The lists to judge or rank: of a source with splits the one named, else all of it.
 
     `features` is the width a model expects; narrower text is padded with zeros, anything else that differs is refused.
-    `names` are the columns it expects: a table's are taken by name, whatever their order.
+    `names` are the columns it expects: a table's are taken by name, whatever their order. `labelled`: False takes tables
+    without labels too, to be ranked.
     """
     path = Path(source)
     if path.is_file():
-        data = _read_file(path, features, names, progress)
+        data = _read_file(path, features, names, progress, labelled=labelled)
     else:
-        found = _splits_of(source, names)
+        found = _splits_of(source, names, labelled=labelled)
         if found is None:
             layout = recognise(path, fold=fold)
             entry = CATALOGUE.get(layout.dataset or "")
@@ -115,7 +117,7 @@ def read_lists(
     return data
 
 
-def _splits_of(source: str, names: Sequence[str] | None = None) -> Splits | None:
+def _splits_of(source: str, names: Sequence[str] | None = None, *, labelled: bool = True) -> Splits | None:
     """The splits of a source that is synthetic, saved or of tables; None: it is a file or a folder of texts."""
     path = Path(source)
     kind, _, size = source.partition(":")
@@ -137,7 +139,8 @@ def _splits_of(source: str, names: Sequence[str] | None = None) -> Splits | None
     if saved:
         _refuse_unfinished(path, list(saved))
         return {**saved}
-    return {split: partial(read_table, file, features=names) for split, file in _tables(path).items()} or None
+    read = partial(read_table, features=names, labelled=labelled)
+    return {split: partial(read, file) for split, file in _tables(path).items()} or None
 
 
 def _tables(folder: Path) -> dict[str, Path]:
@@ -154,10 +157,15 @@ def _tables(folder: Path) -> dict[str, Path]:
 
 
 def _read_file(
-    path: Path, features: int | None, names: Sequence[str] | None, progress: Progress | None
+    path: Path,
+    features: int | None,
+    names: Sequence[str] | None,
+    progress: Progress | None,
+    *,
+    labelled: bool = True,
 ) -> RankingDataset:
     if _is_table(path):
-        return read_table(path, features=names)
+        return read_table(path, features=names, labelled=labelled)
     from rankgrad.data.svmlight import read_svmlight
 
     return read_svmlight(path, features=features, progress=progress)

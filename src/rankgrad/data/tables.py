@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from rankgrad.data._arrow import Table, at, expect_numbers, import_pyarrow, is_text, open_table, plain
+from rankgrad.data._arrow import Table, at, expect_numbers, import_pyarrow, is_text, open_table, plain, reads_as_number
 from rankgrad.data.arrays import first_return, group_rows, one_per_query
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.values import MAX_FLOAT32, as_missing
@@ -32,6 +33,7 @@ def read_table(
     weight: str | None = None,
     missing: float = 0.0,
     scattered: Literal["group", "refuse"] = "group",
+    labelled: bool = True,
 ) -> RankingDataset:
     """Read one table or several, one row per document, into a dataset.
 
@@ -46,6 +48,7 @@ def read_table(
       the float32 nearest to it.
     - `label`: numbers, finite, not negative. `qid`: integers or text. `weight`: one number per query, the same in
       all its rows. None of them may be null.
+    - `labelled`: False gives a table without that column labels 0, for documents that are only to be ranked.
     - `scattered`: rows of a query that are not together are grouped at the place of its first row, or refused;
       `in_source_order` puts results back.
 
@@ -62,6 +65,8 @@ def read_table(
     _expect_names(roles, features)
     wanted = None if features is None else {*roles, *features}
     tables = [open_table(one, number, qid, wanted) for number, one in enumerate(_several(source))]
+    if not labelled:
+        tables = [_with_labels(table, label) for table in tables]
     names = _feature_names(tables, roles, features)
     total = sum(table.arrow.num_rows for table in tables)
     if total == 0:
@@ -98,6 +103,14 @@ def read_table(
     )
 
 
+def _with_labels(table: Table, label: str) -> Table:
+    """The table itself, or with a column of zeros where it has no labels."""
+    if label in table.arrow.column_names:
+        return table
+    zeros = import_pyarrow().array(np.zeros(table.arrow.num_rows, np.float32))
+    return table._replace(arrow=table.arrow.append_column(label, zeros))
+
+
 def _several(source: Any) -> list[Any]:
     several = list(source) if isinstance(source, list | tuple) else [source]
     if not several:
@@ -124,9 +137,9 @@ def _feature_names(tables: list[Table], roles: list[str], features: Sequence[str
         own = table.arrow.column_names
         for name in roles + names:
             if name not in own:
-                near = difflib.get_close_matches(name, own, n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise ValueError(f"{table.name} has no column {name!r}; {hint}its columns are {_listing(own)}")
+                raise ValueError(
+                    f"{table.name} has no column {name!r}; {_hint(name, own)}its columns are {_listing(own)}"
+                )
         extra = [] if features is not None else [name for name in _named_columns(table) if name not in columns]
         if extra:
             raise ValueError(
@@ -136,6 +149,16 @@ def _feature_names(tables: list[Table], roles: list[str], features: Sequence[str
     if not names:
         raise ValueError(f"{tables[0].name} has no feature columns beside {_listing(roles)}; expected at least one")
     return names
+
+
+def _hint(name: str, own: Sequence[str]) -> str:
+    """What may be meant, or wrong, where a column is not there."""
+    near = difflib.get_close_matches(name, own, n=1)
+    if len(own) == 1 and name in re.split(r"\W+", own[0]):
+        return "is another separator between them? "
+    if all(map(reads_as_number, own)):
+        return "is the line of names missing? "
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def _named_columns(table: Table) -> list[str]:
@@ -183,7 +206,7 @@ def _numbers(column: Any) -> np.ndarray:
 
 def _amounts(table: Table, name: str) -> np.ndarray:
     """A column of labels or weights: float32, finite, not negative."""
-    expect_numbers(table, name)
+    expect_numbers(table, name, "write numbers for its words, 0 for what is irrelevant")
     values = _numbers(table.arrow[name])
     good = (values >= 0) & (values <= MAX_FLOAT32)  # NaN is neither
     if not good.all():

@@ -97,7 +97,9 @@ def table2(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the table; runs/table2-DATASET-RECIPE if not given.")
     ] = None,
-    rows: Annotated[str | None, typer.Option(metavar="A,B,...", help="Rows to train. [all]")] = None,
+    rows: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Such as neural_ndcg@10,listnet,xgboost. [all rows]")
+    ] = None,
     seeds: Seeds = 3,
     folds: Folds = "1",
     recipe: Recipe = "paper",
