@@ -397,6 +397,16 @@ def test_small_and_flat_data():
     assert NeuralRanker(**SMALL).fit(X[:, :1], y, qid=qid).n_features_in_ == 1
 
 
+def test_nothing_to_choose_by_and_grades_that_are_none():
+    X, y, qid = documents()
+    with pytest.warns(UserWarning, match="no query to judge epochs by has a relevant document.*look at eval_set"):
+        ranker = NeuralRanker(**SMALL).fit(X, y, qid=qid, eval_set=(X, np.zeros(len(y)), qid))
+    assert ranker.best_epoch_ == 1
+    with pytest.raises(ValueError, match="a label of query .* is 3000.*; map your labels to grades"):
+        NeuralRanker(**SMALL).fit(X, np.where(y > 0, 3000, 0), qid=qid)
+    NeuralRanker(**SMALL | {"loss": "listnet", "metric": "map"}).fit(X, np.where(y > 0, 3000, 0), qid=qid)
+
+
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 

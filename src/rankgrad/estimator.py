@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +24,14 @@ try:
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted
 
-    from rankgrad.inputs import documents, eval_parts, features, hold_out
+    from rankgrad.inputs import (
+        documents,
+        eval_parts,
+        features,
+        hold_out,
+        warn_if_nothing_chooses,
+        warn_if_nothing_teaches,
+    )
 except ImportError as error:
     raise ImportError("NeuralRanker needs scikit-learn 1.6 or newer; pip install scikit-learn") from error
 
@@ -35,15 +41,13 @@ from rankgrad.bars import watch
 from rankgrad.checkpoint import load_tensors, save_tensors
 from rankgrad.config import Config, dumps, loads
 from rankgrad.data.arrays import as_query_ids, group_arrays
-from rankgrad.data.batching import batches
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling, fit_scaling
-from rankgrad.evaluate import judge, mean, score
+from rankgrad.evaluate import expect_grades, judge, mean, score
 from rankgrad.metrics import parse_metric
 from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve
 from rankgrad.splits import scaled
 from rankgrad.train import Epoch, Learner, Step, make_optimiser, train
-from rankgrad.update import Objective
 
 ROWS = 1024  # documents scored at once where no list is needed
 
@@ -177,6 +181,7 @@ class NeuralRanker(BaseEstimator):
             )
         rows, labels = documents(self, X, y, reset=True)
         data = group_arrays(rows, labels, as_query_ids(qid, len(rows)), sample_weight)
+        expect_grades(data, [config.train.metric])
         judged = eval_parts(eval_set, eval_qid)
         held_out = None
         if judged is not None:
@@ -187,7 +192,8 @@ class NeuralRanker(BaseEstimator):
         scaling = fit_scaling(data, config.data.scaling)
         train_set = scaled(data, scaling)
         objective = make_objective(config)
-        _warn_if_nothing_teaches(train_set, objective, config.loss.name)
+        warn_if_nothing_teaches(train_set, objective, config.loss.name)
+        warn_if_nothing_chooses(held_out)
         with _borrowed(self.device) as device:
             units = max(1, int(data.labels.max())) if parse_loss(config.loss.name)[0] == "ordinal" else 1
             torch.manual_seed(config.train.seed)
@@ -323,17 +329,6 @@ class NeuralRanker(BaseEstimator):
 
 
 # --- training and keeping ---------------------------------------------------------------------------------------------
-
-
-def _warn_if_nothing_teaches(data: RankingDataset, objective: Objective, loss: str) -> None:
-    lists = batches(data, 256, list_size=None, shuffle=False, max_documents=2**16)
-    if not any(bool(objective.teaches(batch.labels, batch.mask).any()) for batch in lists):
-        warnings.warn(
-            f"no query teaches {loss} anything and the model stays as it began; expected a query of at least two "
-            "documents with different grades; look at y and qid",
-            UserWarning,
-            stacklevel=3,
-        )
 
 
 @contextlib.contextmanager

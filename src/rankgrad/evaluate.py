@@ -78,8 +78,7 @@ def evaluate(
     Of `world` processes each judges its share of the lists, and all of them get all values.
     """
     functions = [parse_metric(name) for name in metrics]
-    if any(name.partition("@")[0] in ("ndcg", "dcg", "err") for name in metrics):
-        expect_grades(dataset)
+    expect_grades(dataset, metrics)
     values = torch.zeros(len(metrics), len(dataset), dtype=torch.float64, device=device)
     broken = torch.zeros(len(dataset), dtype=torch.float64, device=device)
     for batch, scores in scored(model, dataset, device=device, rank=rank, world=world):
@@ -99,10 +98,11 @@ def evaluate(
     return dict(zip(metrics, values.cpu().numpy()))
 
 
-def expect_grades(dataset: RankingDataset) -> None:
-    """Refuse labels whose gain is beyond all numbers: a query with one would look like an empty query."""
-    place = int(dataset.labels.argmax()) if len(dataset.labels) else 0
-    if len(dataset.labels) and dataset.labels[place] > LARGEST_LABEL:
+def expect_grades(dataset: RankingDataset, metrics: Sequence[str]) -> None:
+    """Refuse labels whose gain is beyond all numbers, if a metric has gains: such a query would look like an empty one."""
+    gained = any(name.partition("@")[0] in ("ndcg", "dcg", "err") for name in metrics)
+    if gained and dataset.labels.max() > LARGEST_LABEL:
+        place = int(dataset.labels.argmax())
         query = dataset.query_ids[np.searchsorted(dataset.offsets, place, side="right") - 1]
         raise ValueError(
             f"a label of query {query} is {dataset.labels[place]:g}, and NDCG's gain 2^label - 1 of it is no number; expected "

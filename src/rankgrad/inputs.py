@@ -3,6 +3,7 @@
 Needs scikit-learn, whose checks of X and y these are, with their words.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
 from rankgrad.data.arrays import as_float32
+from rankgrad.data.batching import batches
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.update import Objective
 
 NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": "allow-nan"}
 
@@ -62,3 +65,26 @@ def hold_out(data: RankingDataset, share: float, seed: int) -> tuple[RankingData
     judges = min(max(1, round(share * len(data))), len(data) - 1)
     fitted, held_out = data.split([len(data) - judges, judges], seed=seed)
     return fitted, held_out
+
+
+def warn_if_nothing_teaches(data: RankingDataset, objective: Objective, loss: str) -> None:
+    """Say that a loss will learn nothing from these queries."""
+    lists = batches(data, 256, list_size=None, shuffle=False, max_documents=2**16)
+    if not any(bool(objective.teaches(batch.labels, batch.mask).any()) for batch in lists):
+        warnings.warn(
+            f"no query teaches {loss} anything and the model stays as it began; expected a query of at least two "
+            "documents with different grades; look at y and qid",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def warn_if_nothing_chooses(held_out: RankingDataset | None) -> None:
+    """Say that no epoch will be better than another on the queries that are to choose one."""
+    if held_out is not None and not (held_out.labels > 0).any():
+        warnings.warn(
+            "no query to judge epochs by has a relevant document, so that the first epoch is as good as any and is kept; expected "
+            "grades above 0 there; look at eval_set, or at y where queries were held out",
+            UserWarning,
+            stacklevel=3,
+        )
