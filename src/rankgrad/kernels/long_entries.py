@@ -8,7 +8,7 @@ makes each entry anew, in one of two ways.
     z_ij = [2 w_i - (2 (i - c) - 1) a_i] - 2 w_j + (2 (i - c) - 1) a_j,   a_j = A_j - A_c,   w_j = W_j - W_c - c a_j
 
 in float32 where these numbers are small, else in float64. Entries lie as [R, M, G, LANES]: own document m * LANES + lane, other document
-r * G + g. Triton spreads the last dimensions over lanes and warps (G of them) and keeps the first ones in each thread's
+r * G + g. Triton spreads the last dimensions over lanes and warps (G * LANES threads) and keeps the first ones in each thread's
 registers, so that a thread sums for its own documents by itself until the end.
 
 *Far*, for chunks outside the block: with m the document of the chunk that is nearest to the block, d_j = A_j - A_m and

@@ -37,8 +37,8 @@ class Tiles(NamedTuple):
 
     R: int = 16
     G: int = 4
-    LANES: int = 32
-    RUN: int = 32
+    LANES: int = 16
+    RUN: int = 16
 
     @property
     def block(self) -> int:
@@ -46,7 +46,8 @@ class Tiles(NamedTuple):
 
     def of_rows(self) -> dict[str, Any]:
         return {
-            "R": self.R, "M": 4, "G": self.G, "LANES": self.LANES, "num_warps": self.G, "enable_fp_fusion": True,
+            "R": self.R, "M": 4, "G": self.G, "LANES": self.LANES, "num_warps": max(1, self.G * self.LANES // 32),
+            "enable_fp_fusion": True,
         }  # fmt: skip
 
     def of_columns(self) -> dict[str, Any]:
