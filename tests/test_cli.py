@@ -594,6 +594,7 @@ MISTAKES = [
         "is not a run: it has no model.safetensors; expected a folder that `rankgrad train`",
     ),
     ("evaluate {runs}/first {data}/clicks.txt --metric ndcg@5", "a label of query 1 is 2000"),
+    ("train {data}", "or in Fold1; to read the table one.csv give its path, or call it train"),
     ("evaluate {runs}/first absent", "absent does not exist"),
     ("evaluate {runs}/first {data}/wide.txt", "has an index beyond the 3 features expected"),
     ("evaluate {runs}/first {data}/letor --split dev", "has no split 'dev'; it has train, vali, test"),
@@ -622,6 +623,15 @@ def test_a_mistake_is_one_sentence_and_code_2(run, data, trained, tmp_path, monk
     assert sentence in err
     assert err.count("\n") == 1
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_run_whose_configuration_is_torn_or_gone_is_said_to_be(run, data, trained, tmp_path):
+    shutil.copytree(trained / "first", tmp_path / "torn")
+    shutil.copy(data / "latin.toml", tmp_path / "torn" / "config.toml")
+    sentence = f"rankgrad: {tmp_path}/torn/config.toml is not text; expected a configuration in TOML\n"
+    assert run("evaluate", tmp_path / "torn", data / "letor") == (2, "", sentence)
+    (tmp_path / "torn" / "config.toml").unlink()
+    assert "torn is not a run: it has no config.toml" in run("evaluate", tmp_path / "torn", data / "letor")[2]
 
 
 @pytest.mark.parametrize(

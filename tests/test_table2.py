@@ -398,24 +398,23 @@ def again(folder, data="lists"):
 
 
 def test_a_changed_file_is_refused_and_a_copy_is_not(mine, tmp_path):
-    folder = tmp_path / "mine"
-    shutil.copytree(mine, folder)  # copytree keeps times
-    again(folder)
-    test = folder / "lists" / "test.txt"
+    shutil.copytree(mine / "lists", tmp_path / "lists")
+    again(tmp_path)
+    test = tmp_path / "lists" / "test.txt"
     content = test.read_text()
     test.write_text(content)  # touched
-    again(folder)
-    test.write_text("2" + content[1:] if content[0] != "2" else "1" + content[1:])  # of the same length
+    again(tmp_path)
+    test.write_text(("1" if content[0] == "2" else "2") + content[1:])  # of the same length
     with pytest.raises(
-        ValueError, match=r"^test.txt of .*lists changed since the table in .*t was begun; .*put the old"
+        ValueError, match=r"^test.txt of .*lists changed since the table in .*t was .*put the old files"
     ):
-        again(folder)
+        again(tmp_path)
     test.write_text(content)
-    shutil.move(folder / "lists", folder / "moved")
-    again(folder, "moved")
-    (folder / "moved" / "vali.txt").unlink()
-    with pytest.raises(ValueError, match=r"^vali.txt of .*moved changed since"):
-        again(folder, "moved")
+    shutil.move(tmp_path / "lists", tmp_path / "moved")
+    again(tmp_path, "moved")
+    (tmp_path / "moved" / "vali.txt").unlink()
+    with pytest.raises(ValueError, match=r"data = '.*lists' and now '.*moved' was asked for, whose vali.txt differ; "):
+        again(tmp_path, "moved")
 
 
 def test_lists_the_runs_refer_to_stay_where_they_are(mine, tmp_path):

@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 Option = bool | int | float | str
@@ -118,10 +119,21 @@ def loads(text: str, source: str = "the configuration") -> Config:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{source} is not TOML: {error}") from None
+        raise ValueError(
+            f"{source} is not TOML: {error}; expected lines such as epochs = 8 under a line [train]; mend it there"
+        ) from None
     config = _build(Config, table, "", source)
     assert isinstance(config, Config)
     return config
+
+
+def load(file: Path) -> Config:
+    """The configuration in a file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is not text; expected a configuration in TOML") from None
+    return loads(text, str(file))
 
 
 def dumps(config: Config) -> str:

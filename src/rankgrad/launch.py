@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankgrad.bars import watch
-from rankgrad.config import Config, loads
+from rankgrad.config import Config, load, loads
 from rankgrad.processes import joined, told_by_first
 from rankgrad.recipes import RECIPES
 from rankgrad.run import InterruptedRunError, advance, begin
@@ -37,7 +37,7 @@ def configure(data: str, given: Mapping[str, Any], settings: Sequence[str], reci
     if file.suffix == ".toml":
         if not file.is_file():
             raise ValueError(f"{data} does not exist; expected a configuration file; check the path")
-        config = loads(_text(file), data)
+        config = load(file)
     else:
         config = _replaced(RECIPES[recipe or "paper"](), "data", "path", data)
     for name, value in given.items():
@@ -48,13 +48,6 @@ def configure(data: str, given: Mapping[str, Any], settings: Sequence[str], reci
     if config.train.metric not in config.train.metrics:  # what picks the epoch belongs into the report
         config = _replaced(config, "train", "metrics", (*config.train.metrics, config.train.metric))
     return config
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{file} is not text; expected a configuration in TOML") from None
 
 
 def _set(config: Config, text: str) -> Config:
@@ -132,7 +125,7 @@ def _agreed(place: Callable[[], Path], rank: int) -> Path:
 
 def _configuration_of(run: Path) -> Config:
     file = run / "config.toml"
-    return loads(_text(file), str(file)) if file.is_file() else Config()  # what is no run is refused by `advance`
+    return load(file) if file.is_file() else Config()  # what is no run is refused by `advance`
 
 
 def _discard(run: Path) -> None:

@@ -40,7 +40,7 @@ from rankgrad.checkpoint import (
     unpack,
     write_atomically,
 )
-from rankgrad.config import Config, dumps, loads
+from rankgrad.config import Config, dumps, load, loads
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling
 from rankgrad.data.sources import check_source, read_lists
@@ -92,8 +92,8 @@ def advance(out: Path, *, read: SplitReader = shared_splits) -> Iterator[Step | 
             raise ValueError(f"{out} is not a run: it has no config.toml; expected a folder that `rankgrad train` made")
         if (out / "report.json").exists():
             raise ValueError(f"the run {out} is finished; there is nothing to resume")
+        load(config_file)  # before joining: a process that fails alone leaves the others waiting
         words = config_file.read_bytes()
-        loads(words.decode(), str(config_file))  # before joining: a process that fails alone leaves the others waiting
         for stray in out.glob(".scaled-*"):  # of processes that were killed while they read
             shutil.rmtree(stray)
     # Signals are handled once all have met, because nothing interrupts that wait, and until they have parted.
@@ -240,12 +240,13 @@ class Run:
                 f"{folder} holds trees of another library, and they score with that library alone; expected a run of "
                 "`rankgrad train`; load its model file yourself, or use `rankgrad compare` and `rankgrad report`"
             )
-        if not (folder / "model.safetensors").is_file():
-            state = "has not finished" if (folder / "config.toml").is_file() else "is not a run"
-            raise ValueError(
-                f"{folder} {state}: it has no model.safetensors; expected a folder that `rankgrad train` finished"
-            )
-        config = loads((folder / "config.toml").read_text(), str(folder / "config.toml"))
+        for name in ("model.safetensors", "config.toml"):
+            if not (folder / name).is_file():
+                state = "has not finished" if (folder / "config.toml").is_file() else "is not a run"
+                raise ValueError(
+                    f"{folder} {state}: it has no {name}; expected a folder that `rankgrad train` finished"
+                )
+        config = load(folder / "config.toml")
         tensors, facts = load_tensors(folder / "model.safetensors")
         with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
             model = make_model(config.model, facts["features"], facts["units"], config.loss.name)

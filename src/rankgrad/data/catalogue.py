@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rankgrad.data._arrow import kind_of
 from rankgrad.data._published import CATALOGUE, SPLITS, Entry
 from rankgrad.data._text import blocks
 from rankgrad.data.dataset import Description, RankingDataset
@@ -103,9 +104,11 @@ def recognise(folder: str | Path, *, dataset: str | None = None, fold: int = 1) 
         found = [_split_files(folder / place) for place in (Path(), *places)]
         files = next((split_files for split_files in found if "train" in split_files), {})
     if not files:
+        table = next((path.name for path in sorted(folder.iterdir()) if kind_of(path)), None)
+        hint = f"; to read the table {table} give its path, or call it train" if table else ""
         raise ValueError(
             f"{folder} holds no training file; expected train.txt, vali.txt and test.txt (.svm, .letor, .dat; .gz, .bz2, "
-            f".zst) in it or in Fold{fold}"
+            f".zst) in it or in Fold{fold}{hint}"
         )
     name = dataset or _name(files)
     if name and fold > CATALOGUE[name].folds:

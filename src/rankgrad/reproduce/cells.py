@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankgrad.config import Config, loads
+from rankgrad.config import Config, load
 from rankgrad.reproduce.lists import raw_splits, scaled_splits
 from rankgrad.resolve import resolve
 from rankgrad.run import advance, begin
@@ -40,7 +40,7 @@ def check(cell: Cell) -> None:
     """Refuse a folder that was made with other settings; the number of threads is none of them."""
     config = cell.folder / "config.toml"
     if isinstance(cell.work, Config) and config.is_file():
-        found = loads(config.read_text(), str(config))
+        found = load(config)
         asked = resolve(cell.work)
         threads = found.train.threads
         if found != dataclasses.replace(asked, train=dataclasses.replace(asked.train, threads=threads)):

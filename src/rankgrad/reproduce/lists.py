@@ -127,19 +127,18 @@ def expect_unchanged(folder: Path, source: str, dataset: str | None, before: str
     """
     moved = absolute(source) != before
     for known in map(_known, sorted(folder.glob("fold*.json"))):
-        if moved and (known.path == before or not known.files):
-            raise ValueError(
-                f"the table in {folder.parent} was begun with data = {before!r} and now {source!r} was asked for; expected "
-                "the same lists; choose another --out"
-            )
         now, then = _files(source, dataset, known.fold), known.files
-        changed = [
-            name for name in then.keys() | now.keys() if name not in now or not _as_seen(now[name], then.get(name))
-        ]
+        every = sorted(then.keys() | now.keys())
+        changed = ", ".join(name for name in every if name not in now or not _as_seen(now[name], then.get(name)))
+        if moved and (changed or known.path == before):
+            raise ValueError(
+                f"the table in {folder.parent} was begun with data = {before!r} and now {source!r} was asked for"
+                f"{f', whose {changed} differ' if then and changed else ''}; expected the same lists; choose another --out"
+            )
         if then and changed:
             raise ValueError(
-                f"{', '.join(sorted(changed))} of {source} changed since the table in {folder.parent} was begun; expected the "
-                "same lists in all of its cells; put the old files back, or choose another --out"
+                f"{changed} of {source} changed since the table in {folder.parent} was begun; expected the same lists in all of "
+                "its cells; put the old files back, or choose another --out"
             )
 
 
