@@ -1,0 +1,96 @@
+"""CUDA C++ compiled at run time by NVRTC, which comes with torch: nobody needs a toolkit. Imports nothing of rankgrad.
+
+Only the C functions that NVIDIA documents are called. What was compiled is kept in triton's cache.
+"""
+
+import ctypes
+import functools
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from triton.runtime.cache import get_cache_manager
+
+_DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class Kernel:
+    """A function on the current device that can be launched."""
+
+    def __init__(self, path: Path, name: str, definitions: tuple[str, ...]) -> None:
+        """The function `name` of a source file compiled with -D`definitions`."""
+        major, minor = torch.cuda.get_device_capability()
+        options = ["-std=c++17", f"--gpu-architecture=sm_{major}{minor}", *(f"-D{d}" for d in definitions)]
+        self._binary = _compiled(path.read_text(encoding="utf-8"), path.name, options)  # the module reads from it
+        self._function, module = ctypes.c_void_p(), ctypes.c_void_p()
+        torch.cuda.current_stream()  # makes the device's context
+        _checked(_driver().cuModuleLoadData(ctypes.byref(module), self._binary))
+        _checked(_driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()))
+        most = torch.cuda.get_device_properties().shared_memory_per_block_optin
+        _checked(_driver().cuFuncSetAttribute(self._function, _DYNAMIC_SHARED_MEMORY, most))
+
+    def __call__(self, blocks: int, threads: int, shared: int, *arguments: Tensor | int | float) -> None:
+        """Launch on the current stream with `shared` bytes a block; whole numbers are passed as int, others as float."""
+        values = [
+            ctypes.c_void_p(value.data_ptr())
+            if isinstance(value, Tensor)
+            else (ctypes.c_int(value) if isinstance(value, int) else ctypes.c_float(value))
+            for value in arguments
+        ]
+        places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        _checked(
+            _driver().cuLaunchKernel(
+                self._function, blocks, 1, 1, threads, 1, 1, shared, stream, places, None
+            )
+        )
+
+
+def _compiled(source: str, name: str, options: list[str]) -> bytes:
+    """Machine code."""
+    library = _nvrtc()
+    version = ctypes.c_int(), ctypes.c_int()
+    library.nvrtcVersion(*map(ctypes.byref, version))
+    key = hashlib.sha256(repr((source, options, [number.value for number in version])).encode()).hexdigest()
+    cache = get_cache_manager(key)
+    found = cache.get_file("kernel.cubin")
+    if found:
+        return Path(found).read_bytes()
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    _succeeded(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None))
+    given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    if library.nvrtcCompileProgram(program, len(options), given):
+        _succeeded(library.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
+        log = ctypes.create_string_buffer(size.value)
+        _succeeded(library.nvrtcGetProgramLog(program, log))
+        raise RuntimeError(f"NVRTC cannot compile {name}: {log.value.decode()}")
+    _succeeded(library.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+    binary = ctypes.create_string_buffer(size.value)
+    _succeeded(library.nvrtcGetCUBIN(program, binary))
+    library.nvrtcDestroyProgram(ctypes.byref(program))
+    cache.put(binary.raw, "kernel.cubin", binary=True)
+    return binary.raw
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    """The library that torch was built with: an OSError where it is not to be found."""
+    return ctypes.CDLL(f"libnvrtc.so.{(torch.version.cuda or '0').split('.')[0]}")
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _succeeded(code: int) -> None:
+    if code:
+        raise RuntimeError(f"NVRTC reports error {code}")
+
+
+def _checked(code: int) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"CUDA reports error {code}: {(text.value or b'unknown').decode()}")
