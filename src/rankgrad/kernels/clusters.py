@@ -1,62 +1,96 @@
-"""Where lists of up to 256 documents take one launch after the sort: chips that have clusters of blocks (Hopper and later).
+"""NeuralNDCG of lists of 65 to 256 documents on chips that have clusters of blocks (Hopper and later): two launches in CUDA C++.
 
-`short_lists.cu` does what `rounds_kernel` and `gradient_kernel` do, for NeuralNDCG with its gradient: the same mathematics (see
-`rankgrad.kernels.scaled_sort`), in CUDA C++ because Triton can neither keep sums inside a warp nor reach the shared memory of
-the block next door. The vectors of all rounds stay in shared memory, so it takes up to about 70 rounds.
+The same mathematics as `rankgrad.kernels.scaled_sort`, which stays the path of other chips. `short_sort.cu` sorts the lists,
+`short_lists.cu` runs all rounds, walks them back and goes on to the scores. Triton can neither keep sums inside a warp nor reach the
+shared memory of the block next door; this takes two thirds of its time. The vectors of all rounds stay in shared memory, which
+is enough for about 70 rounds. Shorter lists leave most of a block idle: Triton's kernels are as fast.
 """
 
 import functools
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rankgrad.kernels.nvrtc import Kernel
+from rankgrad.kernels.lists import GAINS
+from rankgrad.kernels.nvrtc import Kernel, shared_memory
+from rankgrad.kernels.workspace import words
 
-_REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
+_KINDS = [
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
+]  # fmt: skip
+_KIND = {kind: number for number, kind in enumerate(_KINDS)} | {torch.bool: _KINDS.index(torch.uint8)}
+_REDUCTION = {"none": 0, "sum": 1, "mean": 2}
 _ROWS = 128  # of a block
+_SHORTEST = 65
 _THREADS = 256
 
 
-def find(scores: Tensor, iters: int, transposed: bool) -> Kernel | None:
-    """The kernel for these lists [..., L], or None where it cannot run."""
-    if not scores.is_cuda or torch.version.hip or torch.cuda.get_device_capability(scores.device)[0] < 9:
+class Kernels(NamedTuple):
+    """For lists whose matrix is padded to some width."""
+
+    sort: Kernel
+    rounds: Kernel
+    width: int
+
+
+def find(scores: Tensor, labels: Tensor, iters: int, transposed: bool) -> Kernels | None:
+    """The kernels for lists [..., L], or None where Triton's are to be taken."""
+    device, length = scores.device, scores.shape[-1]
+    if length < _SHORTEST or not scores.is_cuda or torch.version.hip or labels.dtype not in _KIND:
         return None
-    width = width_of(scores.shape[-1])
-    room: int = torch.cuda.get_device_properties(scores.device).shared_memory_per_block_optin
-    return _kernel(scores.device, width, transposed) if _shared(width, iters) <= room else None
+    if torch.cuda.get_device_capability(device)[0] < 9:
+        return None
+    width = _ROWS if length <= _ROWS else 2 * _ROWS
+    return _kernels(device, width, transposed) if _shared(width, iters) <= shared_memory(device) else None
 
 
-def launch(
-    kernel: Kernel, work: Tensor, gradient: Tensor, loss: Tensor, iters: int, tol: float, tau: float, depth: int, reduction: str
-) -> None:  # fmt: skip
-    """Gradient [..., L] and loss from pages without vectors."""
-    length = gradient.shape[-1]
-    lists, width = gradient.numel() // length, width_of(length)
-    kernel(
-        lists * (width // _ROWS), _THREADS, _shared(width, iters),
-        work, gradient, loss, lists, length, iters, float(tol), float(tau), min(depth, length), _REDUCTIONS[reduction],
-    )  # fmt: skip
-
-
-def width_of(length: int) -> int:
-    """Columns that the matrix of a list is padded to."""
-    return _ROWS if length <= _ROWS else 2 * _ROWS
+def neural_ndcg(
+    kernels: Kernels, scores: Tensor, labels: Tensor, mask: Tensor | None, *,
+    depth: int, tau: float, gain: str | Tensor, iters: int, tol: float, reduction: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The loss and d loss / d scores in float32."""
+    length = scores.shape[-1]
+    lists = scores.numel() // length
+    given = gain if isinstance(gain, Tensor) else None
+    work = scores.new_empty(words(lists, length, 0, kernels.width), dtype=torch.float32)
+    gradient = scores.new_empty(scores.shape, dtype=torch.float32)
+    loss = scores.new_empty(scores.shape[:-1] if reduction == "none" else (), dtype=torch.float32)
+    depth, tau = min(depth, length), float(tau)
+    # bound to names: their memory must not be given away before the launch
+    scores, labels = scores.contiguous(), labels.contiguous()
+    real, given = (tensor if tensor is None else tensor.contiguous() for tensor in (mask, given))
+    with torch.cuda.device_of(scores):
+        kernels.sort(
+            lists, _THREADS, 0,
+            scores, _KIND[scores.dtype], labels, _KIND[labels.dtype], real, given, work, length, tau, depth,
+            2 if isinstance(gain, Tensor) else GAINS[gain],
+        )  # fmt: skip
+        kernels.rounds(
+            lists * (kernels.width // _ROWS), _THREADS, _shared(kernels.width, iters),
+            work, gradient, loss, lists, length, iters, float(tol), tau, depth, _REDUCTION[reduction],
+        )  # fmt: skip
+    return loss, gradient
 
 
 def _shared(width: int, iters: int) -> int:
     """Bytes of `Room` in short_lists.cu."""
-    words = 4 * (width + 1) + 4 * width + 16 * width + 8 + 3 * _ROWS + 2 * width
-    return 4 * (words + (2 * iters + 1) * (_ROWS + width))
+    once = 4 * (width + 1) + 4 + 2 * width + 16 * width + 8 + 3 * _ROWS + 2 * width
+    return 4 * (once + (2 * iters + 1) * (_ROWS + width))
 
 
 @functools.cache
-def _kernel(device: torch.device, width: int, transposed: bool) -> Kernel | None:
-    source = Path(__file__).with_name("short_lists.cu")
+def _kernels(device: torch.device, width: int, transposed: bool) -> Kernels | None:
+    page, sort, rounds = (Path(__file__).with_name(f"short_{name}.cu") for name in ("page", "sort", "lists"))
     try:
         with torch.cuda.device(device):
-            return Kernel(source, "neural_ndcg", (f"N={width}", f"TRANSPOSED={int(transposed)}"))
-    except (OSError, RuntimeError) as error:  # no NVRTC, or an older one, or an older driver
-        warnings.warn(f"rankgrad takes its slower kernels for short lists: {error}", stacklevel=2)
+            return Kernels(
+                Kernel("sort_lists", (page, sort), (f"N={width}",)),
+                Kernel("neural_ndcg", (page, rounds), (f"N={width}", f"TRANSPOSED={int(transposed)}")),
+                width,
+            )
+    except (OSError, RuntimeError) as error:  # no NVRTC, or one too old for the chip, or a driver too old for it
+        warnings.warn(f"rankgrad takes its slower kernels for lists of up to 256 documents: {error}", stacklevel=2)
         return None

@@ -6,7 +6,9 @@ Only the C functions that NVIDIA documents are called. What was compiled is kept
 import ctypes
 import functools
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,33 +20,39 @@ _DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 class Kernel:
     """A function on the current device that can be launched."""
 
-    def __init__(self, path: Path, name: str, definitions: tuple[str, ...]) -> None:
-        """The function `name` of a source file compiled with -D`definitions`."""
+    def __init__(self, name: str, sources: Sequence[Path], definitions: Sequence[str]) -> None:
+        """The function `name` of the sources put together, compiled with -D`definitions`."""
         major, minor = torch.cuda.get_device_capability()
         options = ["-std=c++17", f"--gpu-architecture=sm_{major}{minor}", *(f"-D{d}" for d in definitions)]
-        self._binary = _compiled(path.read_text(encoding="utf-8"), path.name, options)  # the module reads from it
+        source = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+        self._binary = _compiled(source, name, options)  # the module reads from it
         self._function, module = ctypes.c_void_p(), ctypes.c_void_p()
         torch.cuda.current_stream()  # makes the device's context
         _checked(_driver().cuModuleLoadData(ctypes.byref(module), self._binary))
         _checked(_driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()))
-        most = torch.cuda.get_device_properties().shared_memory_per_block_optin
+        most = shared_memory(torch.device("cuda", torch.cuda.current_device()))
         _checked(_driver().cuFuncSetAttribute(self._function, _DYNAMIC_SHARED_MEMORY, most))
 
-    def __call__(self, blocks: int, threads: int, shared: int, *arguments: Tensor | int | float) -> None:
+    def __call__(self, blocks: int, threads: int, shared: int, *arguments: Tensor | int | float | None) -> None:
         """Launch on the current stream with `shared` bytes a block; whole numbers are passed as int, others as float."""
-        values = [
-            ctypes.c_void_p(value.data_ptr())
-            if isinstance(value, Tensor)
-            else (ctypes.c_int(value) if isinstance(value, int) else ctypes.c_float(value))
-            for value in arguments
-        ]
+        values = [_value(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        _checked(
-            _driver().cuLaunchKernel(
-                self._function, blocks, 1, 1, threads, 1, 1, shared, stream, places, None
-            )
-        )
+        _checked(_driver().cuLaunchKernel(self._function, blocks, 1, 1, threads, 1, 1, shared, stream, places, None))
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a block can ask for."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
+
+
+def _value(argument: Tensor | int | float | None) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    if argument is None:
+        return ctypes.c_void_p()
+    return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_float(argument)
 
 
 def _compiled(source: str, name: str, options: list[str]) -> bytes:

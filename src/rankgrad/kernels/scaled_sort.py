@@ -91,23 +91,31 @@ def neural_ndcg(
     def compute() -> tuple[Tensor, Tensor]:
         length = scores.shape[-1]
         depth = length if k is None else k
+        kernels = clusters.find(scores, labels, iters, transposed)
+        if kernels:
+            return clusters.neural_ndcg(
+                kernels,
+                scores,
+                labels,
+                mask,
+                depth=depth,
+                tau=tau,
+                gain=gain,
+                iters=iters,
+                tol=tol,
+                reduction=reduction,
+            )
         given = gain.contiguous() if isinstance(gain, Tensor) else labels  # not read unless given
-        cluster = clusters.find(scores, iters, transposed)
-        width = clusters.width_of(length) if cluster else _width(length)
-        kept = 0 if cluster else iters  # rounds whose vectors lie in the workspace
-        work = scores.new_empty(words(scores.numel() // length, length, kept, width), dtype=torch.float32)
+        work = _workspace(scores, iters)
         gradient = scores.new_empty(scores.shape, dtype=torch.float32)
         loss = scores.new_empty(scores.shape[:-1] if reduction == "none" else (), dtype=torch.float32)
         with torch.cuda.device_of(scores):
             sort_kernel[(scores.numel() // length,)](
                 scores.contiguous(), labels.contiguous(), labels if mask is None else mask.contiguous(), given, work,
-                length, kept, tau, depth,
-                MASKED=mask is not None, GAIN=2 if isinstance(gain, Tensor) else GAINS[gain], N=width,
+                length, iters, tau, depth,
+                MASKED=mask is not None, GAIN=2 if isinstance(gain, Tensor) else GAINS[gain], N=_width(length),
                 num_warps=8, enable_fp_fusion=True,
             )  # fmt: skip
-            if cluster:
-                clusters.launch(cluster, work, gradient, loss, iters, tol, tau, depth, reduction)
-                return loss, gradient
             _rounds(scores, work, work, work, work, iters, tol, depth, transposed, forward=True, backward=True)
             _gradient(scores, work, work, work, gradient, loss, iters, tau, depth, transposed, reduction)
         return loss, gradient

@@ -1,25 +1,16 @@
 // All rounds of Sinkhorn, the walk back and d/d scores of lists of up to N documents in one launch: see `rankgrad.kernels.clusters`.
 //
-// Compiled with N (128 or 256) and TRANSPOSED (0 or 1). A block of 256 threads holds 128 rows of K in registers; lists of more than
-// 128 documents have two, a cluster. A warp has 16 rows, its lanes 2 x 16 tiles of 8 rows and N / 16 columns: row sums end inside a
-// warp, column sums go through shared memory and then, as words that carry their own number, into the shared memory of the
-// list's other block. The vectors of all rounds stay in shared memory. Row i's number is kept by lanes 2 i and 2 i + 1 of its
-// warp, column j's by thread j.
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
+// Compiled with TRANSPOSED (0 or 1). A block holds 128 rows of K in registers; lists of more than 128 documents have two, a cluster. A
+// warp has 16 rows, its lanes 2 x 16 tiles of 8 rows and N / 16 columns: row sums end inside a warp, column sums go through
+// shared memory, and then to the list's other block, straight into its shared memory. The vectors of all rounds stay in shared
+// memory. Row i's number is kept by lanes 2 i and 2 i + 1 of its warp, column j's by thread j.
 
 constexpr int BLOCKS = N / 128;
-constexpr int WARPS = 8;
-constexpr int THREADS = 32 * WARPS;
 constexpr int R = 8;          // rows of a thread
 constexpr int M = 2 * R * WARPS;  // rows of a block
 constexpr int G = N / 64;     // groups of four columns of a thread: 64 g + 4 (lane % 16) + 0..3
-constexpr int HEAD = 4;       // words of the workspace: see `rankgrad.kernels.workspace`
-constexpr int COUNT = 0, VALUE_SCALE = 3, GRAD_SCALE = 4, WEIGHS = 5, VALUE = 6;
 constexpr double LOG2_E = 1.4426950408889634;
 constexpr float LOWEST = -64.0 * LOG2_E;  // logits below are left out
-constexpr u32 ALL = 0xffffffffu;
 
 enum Reduction { NONE, SUM, MEAN };
 
@@ -33,7 +24,8 @@ struct Place {  // of a thread
 
 struct Room {  // in shared memory
     double *prefix;   // [2, N + 1] A and W of the list; at the end sums of columns
-    u64 *mail;        // [2, N] by parity of the exchange
+    u64 *arrived;     // [2] barriers, by parity of the exchange
+    float *mail;      // [2, N] likewise
     float *partial;   // [2, WARPS, N] sums of columns by warp
     float *few;       // [WARPS]
     float *by_row, *by_column;   // [M], [N] what the last matrix is multiplied by
@@ -42,6 +34,14 @@ struct Room {  // in shared memory
     float *row_a, *row_b;        // [iters + 1, M] p before and after each round; [iters, M] what goes with it in dK
     float *column_a, *column_b;  // the same of q, [iters + 1, N] and [iters, N]
 };
+
+__device__ __forceinline__ u32 shared_address(const void *at) { return static_cast<u32>(__cvta_generic_to_shared(at)); }
+
+__device__ __forceinline__ u32 of_other(const Place &me, u32 address) {
+    u32 theirs;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(address), "r"(1 - me.block));
+    return theirs;
+}
 
 __device__ __forceinline__ float inverse(float x, bool real) {
     float y;
@@ -132,41 +132,37 @@ __device__ __forceinline__ float column_sums(const Place &me, const float (&K)[R
     return over_warps(me, partial);
 }
 
-// Both blocks' sums, and whether thread j of both said yes. Adding commutes, so both get the same bits.
-__device__ __forceinline__ float over_blocks(const Place &me, float part, bool &yes, u32 &number, u64 *mail) {
-    if (BLOCKS == 2) {
-        const u32 box = static_cast<u32>(__cvta_generic_to_shared(mail + (number % 2) * N + me.thread));
-        u32 theirs;
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(box), "r"(1 - me.block));
-        u64 word = (static_cast<u64>(2 * number + yes) << 32) | __float_as_uint(part);
-        asm volatile("st.relaxed.cluster.shared::cluster.u64 [%0], %1;" ::"r"(theirs), "l"(word) : "memory");
-        u32 said;  // 0 or 1, once it is this exchange's word
-        do {
-            asm volatile("ld.relaxed.cluster.shared::cta.u64 %0, [%1];" : "=l"(word) : "r"(box) : "memory");
-            said = static_cast<u32>(word >> 32) - 2 * number;
-        } while (said > 1);
-        yes = yes && said;
-        part += __uint_as_float(static_cast<u32>(word));
-        ++number;
-    }
-    return part;
+// What thread j of the other block gives for `part`. A store to the other's mailbox counts at the other's barrier when it is there.
+__device__ __forceinline__ float swapped(const Place &me, float part, u32 &number, const Room &room) {
+    const u32 box = shared_address(room.mail + (number % 2) * N + me.thread);
+    const u32 barrier = shared_address(room.arrived + number % 2);
+    const u32 phase = (number - 1) / 2 % 2;
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(of_other(me, box)),
+                 "r"(__float_as_uint(part)), "r"(of_other(me, barrier))
+                 : "memory");
+    if (me.thread == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(4 * N) : "memory");
+    u32 there;
+    do {
+        asm volatile(
+            "{\n\t.reg .pred p;\n\t"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+            "selp.u32 %0, 1, 0, p;\n\t}"
+            : "=r"(there)
+            : "r"(barrier), "r"(phase)
+            : "memory");
+    } while (!there);
+    ++number;
+    return *static_cast<volatile float *>(room.mail + ((number - 1) % 2) * N + me.thread);
+}
+
+// Both blocks' sums. Adding commutes, so both get the same bits.
+__device__ __forceinline__ float over_blocks(const Place &me, float part, u32 &number, const Room &room) {
+    return BLOCKS == 2 ? part + swapped(me, part, number, room) : part;
 }
 
 __device__ __forceinline__ void meet() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// The sum over all threads, in an order that does not change.
-__device__ __forceinline__ float over_block(const Place &me, float x, float *few) {
-#pragma unroll
-    for (int away = 16; away; away /= 2) x += __shfl_xor_sync(ALL, x, away);
-    __syncthreads();
-    if (me.lane == 0) few[me.warp] = x;
-    __syncthreads();
-    float sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) sum += few[w];
-    return sum;
 }
 
 // K of this thread, before the rows are divided by their sums. `prefix` holds A and -2 W in units of log 2.
@@ -257,29 +253,13 @@ __device__ __forceinline__ void logits_gradient(const Place &me, const Room &roo
     }
 }
 
-// sum_k sign(s_j - s_k) x_k for the thread of column j: all lower scores less all higher ones.
-__device__ __forceinline__ float lower_less_higher(const Place &me, float x, int first, int last, int n, double *until) {
-    double sum = x;
-#pragma unroll
-    for (int away = 1; away < 32; away *= 2) {
-        const double before = __shfl_up_sync(ALL, sum, away);
-        if (me.lane >= away) sum += before;
-    }
-    double *totals = until + N + 1;  // [WARPS]
-    if (me.lane == 31) totals[me.warp] = sum;
+// sum_k sign(s_j - s_k) x_k for the thread of column j: all lower scores less all higher ones. `sums` is [N + 1 + WARPS].
+__device__ __forceinline__ float lower_less_higher(const Place &me, float x, int first, int last, int n, double *sums) {
+    const double sum = until(x, sums + N + 1);
+    if (me.thread == 0) sums[0] = 0.0;
+    if (me.thread < N) sums[me.thread + 1] = sum;
     __syncthreads();
-    for (int w = 0; w < me.warp; ++w) sum += totals[w];
-    if (me.thread == 0) until[0] = 0.0;
-    if (me.thread < N) until[me.thread + 1] = sum;
-    __syncthreads();
-    return me.thread < n ? static_cast<float>(until[n] - until[last + 1] - until[first]) : 0.0f;
-}
-
-// How many lists count in the mean, one at least.
-__device__ __forceinline__ float weight(const Place &me, const float *pages, size_t page_words, int lists, float *few) {
-    float sum = 0.0f;
-    for (int b = me.thread; b < lists; b += THREADS) sum += pages[b * page_words + WEIGHS];
-    return fmaxf(over_block(me, sum, few), 1.0f);
+    return me.thread < n ? static_cast<float>(sums[n] - sums[last + 1] - sums[first]) : 0.0f;
 }
 
 extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)
@@ -288,8 +268,9 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
     extern __shared__ __align__(16) char shared[];
     Room room;
     room.prefix = reinterpret_cast<double *>(shared);
-    room.mail = reinterpret_cast<u64 *>(room.prefix + 2 * (N + 1));
-    room.partial = reinterpret_cast<float *>(room.mail + 2 * N);
+    room.arrived = reinterpret_cast<u64 *>(room.prefix + 2 * (N + 1));
+    room.mail = reinterpret_cast<float *>(room.arrived + 2);
+    room.partial = room.mail + 2 * N;
     room.few = room.partial + 2 * WARPS * N;
     room.by_row = room.few + WARPS;
     room.left = room.by_row + M;
@@ -304,23 +285,27 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
     int thread = threadIdx.x, block = blockIdx.x % BLOCKS;
     asm volatile("" : "+r"(thread), "+r"(block));  // to be kept, not read again in every round
     const Place me = {thread, thread / 32, thread % 32, block};
-    const size_t page_words = 12 + 4 * N + max(8 * L, 4 * N) + 2 * L;
-    float *pages = work + HEAD;
-    float *page = pages + list * page_words;
-    const int n = reinterpret_cast<int *>(page)[COUNT];
-    const int *order = reinterpret_cast<int *>(page + 12 + 4 * N + max(8 * L, 4 * N));
-    const float *gains = reinterpret_cast<const float *>(order + L);
+    const Pages pages(work, L);
+    float *page = pages[list];
+    const int n = *pages.count(page);
     const bool real_i = me.rank() < n, real_j = thread < n;
-    const int word = thread < L ? order[thread] : 0;
+    const int word = thread < L ? pages.order(page)[thread] : 0;
     const int first = (word >> 8) & 255, last = (word >> 16) & 255;
 
-    if (thread < N) {
-        room.edges[thread] = first + last;
-        room.column_a[thread] = 1.0f;
-        room.mail[thread] = room.mail[N + thread] = 0;
-    }
+    const float gain = real_j ? pages.gains(page)[thread] : 0.0f;
+    const float value_scale = page[VALUE_SCALE];
+    float weight = 0.0f;  // how many lists count in the mean
+    for (int b = thread; b < lists; b += THREADS) weight += pages[b][WEIGHS];
+    weight = reduction == MEAN ? fmaxf(over_block(weight, room.few), 1.0f) : 1.0f;
+    const float grad_scale = page[GRAD_SCALE] / (tau * weight);
+    if (thread < N) room.edges[thread] = first + last, room.column_a[thread] = 1.0f;
     for (int at = thread; at < 2 * (N + 1); at += THREADS)
-        room.prefix[at] = reinterpret_cast<const double *>(page + 8)[at] * (at <= N ? LOG2_E : -2.0 * LOG2_E);
+        room.prefix[at] = pages.prefix(page)[at] * (at <= N ? LOG2_E : -2.0 * LOG2_E);
+    if (thread == 0 && BLOCKS == 2) {
+        for (int parity = 0; parity < 2; ++parity)
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(room.arrived + parity)));
+        asm volatile("fence.mbarrier_init.release.cluster;");
+    }
     __syncthreads();
     float K[R][4 * G], p8[R], q16[4 * G];
     weights(me, room.prefix, n, K);
@@ -334,11 +319,10 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
 
     float p = real_i ? 1.0f : 0.0f, q = real_j ? 1.0f : 0.0f;
     to_rows(me, p, room.row_a, p8);
-    meet();  // the other block is there, and its mailbox empty
+    meet();  // the other block is there, and its barriers ready
 
     u32 number = 1;  // of the next exchange
     int done = 0;
-    bool yes = true;
     for (; done < iters; ++done) {
         float new_p = p, *next_p = room.row_a + (done + 1) * M, *next_q = room.column_a + (done + 1) * N;
         bool near = done > 0 && tol > 0.0f;
@@ -348,8 +332,16 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
             new_p = inverse(sums, real_i);
             to_rows(me, new_p, next_p, p8);
         }
-        const float sums = over_blocks(me, column_sums(me, K, p8, room.partial), near, number, room.mail);
-        if (!TRANSPOSED) near = near && (!real_j || fabsf(q * sums - 1.0f) < tol);
+        const float part = column_sums(me, K, p8, room.partial);
+        float sums;
+        if (TRANSPOSED && BLOCKS == 2) {  // sums are not negative: the sign says what the block's rows say
+            const float theirs = swapped(me, copysignf(part, near ? -1.0f : 1.0f), number, room);
+            near = near && signbit(theirs);
+            sums = part + fabsf(theirs);
+        } else {
+            sums = over_blocks(me, part, number, room);
+            if (!TRANSPOSED) near = near && (!real_j || fabsf(q * sums - 1.0f) < tol);
+        }
         const float new_q = inverse(sums, real_j);
         if (thread < N) next_q[thread] = new_q;
         if (__syncthreads_and(near)) break;
@@ -364,14 +356,13 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
 
     // the result is sum_ij r_i p_i K_ij q_j d_j; from here on adjoints of log p and log q
     const float r = real_i && me.rank() < depth ? -1.0f / log2f(me.rank() + 2.0f) : 0.0f;
-    const float d = real_j ? gains[thread] : 0.0f;
-    if (thread < N) room.by_column[thread] = -q * d;
+    if (thread < N) room.by_column[thread] = -q * gain;
     __syncthreads();
     from_columns(me, room.by_column, q16);
     float p_bar = -r * p * row_sums(me, K, q16);
-    const float part = over_block(me, p_bar, room.few) * 0.5f;
+    const float part_value = over_block(p_bar, room.few) * 0.5f;
     to_rows(me, p * r, room.by_row, p8);
-    float q_bar = d * q * over_blocks(me, column_sums(me, K, p8, room.partial), yes, number, room.mail);
+    float q_bar = gain * q * over_blocks(me, column_sums(me, K, p8, room.partial), number, room);
     for (int t = done - 1; t >= 0; --t) {
         float *row_b = room.row_b + t * M, *column_b = room.column_b + t * N;
         if (TRANSPOSED) {
@@ -382,12 +373,12 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
             p_bar = p * (p_bar - p * row_sums(me, K, q16));
             to_rows(me, p_bar, row_b, p8);
             q = thread < N ? room.column_a[t * N + thread] : 0.0f;
-            q_bar = -q * over_blocks(me, column_sums(me, K, p8, room.partial), yes, number, room.mail);
+            q_bar = -q * over_blocks(me, column_sums(me, K, p8, room.partial), number, room);
             p_bar = 0.0f;
         } else {
             q = thread < N ? room.column_a[(t + 1) * N + thread] : 0.0f;
             to_rows(me, p * p_bar, row_b, p8);
-            q_bar = q * (q_bar - q * over_blocks(me, column_sums(me, K, p8, room.partial), yes, number, room.mail));
+            q_bar = q * (q_bar - q * over_blocks(me, column_sums(me, K, p8, room.partial), number, room));
             if (thread < N) column_b[thread] = q_bar;
             __syncthreads();
             from_columns(me, column_b, q16);
@@ -396,38 +387,34 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
             q_bar = 0.0f;
         }
     }
-    const float value = over_blocks(me, part, yes, number, room.mail);
+    const float value = over_blocks(me, part_value, number, room);
     __syncthreads();  // every vector of every round is there
 
     logits_gradient(me, room, K, done, p_bar);
     __syncthreads();
-    const float by_column = over_blocks(me, over_warps(me, room.partial), yes, number, room.mail);
-    float by_slope = over_blocks(me, over_warps(me, room.partial + WARPS * N), yes, number, room.mail);
+    const float by_column = over_blocks(me, over_warps(me, room.partial), number, room);
+    float by_slope = over_blocks(me, over_warps(me, room.partial + WARPS * N), number, room);
     if (me.block == 0) {
         by_slope -= lower_less_higher(me, by_column, first, last, n, room.prefix);
-        float scale = page[GRAD_SCALE];
-        if (reduction == MEAN) scale /= weight(me, pages, page_words, lists, room.few);
-        if (thread == 0) page[VALUE] = value * page[VALUE_SCALE];
-        if (thread < L) gradient[static_cast<size_t>(list) * L + (word & 255)] = real_j ? by_slope / tau * scale : 0.0f;
+        if (thread == 0) page[VALUE] = value * value_scale;
+        if (thread < L) gradient[static_cast<size_t>(list) * L + (word & 255)] = real_j ? by_slope * grad_scale : 0.0f;
     }
     meet();  // nobody writes into a block that is gone
-    if (me.block == 0) {
-        if (reduction == NONE) {
-            if (thread == 0) loss[list] = page[VALUE];
-            return;
-        }
-        bool final = false;
-        if (thread == 0) {
-            __threadfence();
-            final = atomicAdd(reinterpret_cast<int *>(work) + 1, 1) == lists - 1;
-        }
-        if (__syncthreads_or(final)) {  // whoever is last adds the values of all lists, in their order
-            __threadfence();
-            float sum = 0.0f;
-            for (int b = thread; b < lists; b += THREADS) sum += __ldcg(pages + b * page_words + VALUE);
-            sum = over_block(me, sum, room.few);
-            if (reduction == MEAN) sum /= weight(me, pages, page_words, lists, room.few);
-            if (thread == 0) *loss = sum;
-        }
+    if (me.block != 0) return;
+    if (reduction == NONE) {
+        if (thread == 0) loss[list] = value * value_scale;
+        return;
+    }
+    bool final = false;
+    if (thread == 0) {
+        __threadfence();
+        final = atomicAdd(reinterpret_cast<int *>(work) + 1, 1) == lists - 1;
+    }
+    if (__syncthreads_or(final)) {  // whoever is last adds the values of all lists, in their order
+        __threadfence();
+        float sum = 0.0f;
+        for (int b = thread; b < lists; b += THREADS) sum += __ldcg(pages[b] + VALUE);
+        sum = over_block(sum, room.few);
+        if (thread == 0) *loss = sum / weight;
     }
 }
