@@ -34,17 +34,16 @@ class Kernels(NamedTuple):
     sort: Kernel
     rounds: Kernel
     width: int
+    room: int  # bytes of shared memory that a block can have
 
 
 def find(scores: Tensor, labels: Tensor, iters: int, transposed: bool) -> Kernels | None:
     """The kernels for lists [..., L], or None where Triton's are to be taken."""
-    device, length = scores.device, scores.shape[-1]
-    if length < _SHORTEST or not scores.is_cuda or torch.version.hip or labels.dtype not in _KIND:
+    length = scores.shape[-1]
+    if length < _SHORTEST or not scores.is_cuda or labels.dtype not in _KIND:
         return None
-    if torch.cuda.get_device_capability(device)[0] < 9:
-        return None
-    width = _ROWS if length <= _ROWS else 2 * _ROWS
-    return _kernels(device, width, transposed) if _shared(width, iters) <= shared_memory(device) else None
+    kernels = _kernels(scores.device, _ROWS if length <= _ROWS else 2 * _ROWS, transposed)
+    return kernels if kernels and _shared(kernels.width, iters) <= kernels.room else None
 
 
 def neural_ndcg(
@@ -63,13 +62,14 @@ def neural_ndcg(
     scores, labels = scores.contiguous(), labels.contiguous()
     real, given = (tensor if tensor is None else tensor.contiguous() for tensor in (mask, given))
     with torch.cuda.device_of(scores):
+        stream = torch.cuda.current_stream().cuda_stream
         kernels.sort(
-            lists, _THREADS, 0,
+            stream, lists, _THREADS, 0,
             scores, _KIND[scores.dtype], labels, _KIND[labels.dtype], real, given, work, length, tau, depth,
             2 if isinstance(gain, Tensor) else GAINS[gain],
         )  # fmt: skip
         kernels.rounds(
-            lists * (kernels.width // _ROWS), _THREADS, _shared(kernels.width, iters),
+            stream, lists * (kernels.width // _ROWS), _THREADS, _shared(kernels.width, iters),
             work, gradient, loss, lists, length, iters, float(tol), tau, depth, _REDUCTION[reduction],
         )  # fmt: skip
     return loss, gradient
@@ -83,13 +83,17 @@ def _shared(width: int, iters: int) -> int:
 
 @functools.cache
 def _kernels(device: torch.device, width: int, transposed: bool) -> Kernels | None:
+    if torch.version.hip or torch.cuda.get_device_capability(device)[0] < 9:
+        return None
     page, sort, rounds = (Path(__file__).with_name(f"short_{name}.cu") for name in ("page", "sort", "lists"))
+    room = shared_memory(device)
     try:
         with torch.cuda.device(device):
             return Kernels(
                 Kernel("sort_lists", (page, sort), (f"N={width}",)),
-                Kernel("neural_ndcg", (page, rounds), (f"N={width}", f"TRANSPOSED={int(transposed)}")),
+                Kernel("neural_ndcg", (page, rounds), (f"N={width}", f"TRANSPOSED={int(transposed)}"), room),
                 width,
+                room,
             )
     except (OSError, RuntimeError) as error:  # no NVRTC, or one too old for the chip, or a driver too old for it
         warnings.warn(f"rankgrad takes its slower kernels for lists of up to 256 documents: {error}", stacklevel=2)

@@ -20,8 +20,11 @@ _DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 class Kernel:
     """A function on the current device that can be launched."""
 
-    def __init__(self, name: str, sources: Sequence[Path], definitions: Sequence[str]) -> None:
-        """The function `name` of the sources put together, compiled with -D`definitions`."""
+    def __init__(self, name: str, sources: Sequence[Path], definitions: Sequence[str], shared: int = 0) -> None:
+        """The function `name` of the sources put together, compiled with -D`definitions`.
+
+        It may be launched with up to `shared` bytes of shared memory beyond those that it declares.
+        """
         major, minor = torch.cuda.get_device_capability()
         options = ["-std=c++17", f"--gpu-architecture=sm_{major}{minor}", *(f"-D{d}" for d in definitions)]
         source = "\n".join(path.read_text(encoding="utf-8") for path in sources)
@@ -30,15 +33,18 @@ class Kernel:
         torch.cuda.current_stream()  # makes the device's context
         _checked(_driver().cuModuleLoadData(ctypes.byref(module), self._binary))
         _checked(_driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()))
-        most = shared_memory(torch.device("cuda", torch.cuda.current_device()))
-        _checked(_driver().cuFuncSetAttribute(self._function, _DYNAMIC_SHARED_MEMORY, most))
+        self._launch = _driver().cuLaunchKernel
+        if shared:
+            _checked(_driver().cuFuncSetAttribute(self._function, _DYNAMIC_SHARED_MEMORY, shared))
 
-    def __call__(self, blocks: int, threads: int, shared: int, *arguments: Tensor | int | float | None) -> None:
-        """Launch on the current stream with `shared` bytes a block; whole numbers are passed as int, others as float."""
+    def __call__(
+        self, stream: int, blocks: int, threads: int, shared: int, *arguments: Tensor | int | float | None
+    ) -> None:
+        """Launch with `shared` bytes a block; whole numbers are passed as int, others as float, None as a null pointer."""
         values = [_value(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        _checked(_driver().cuLaunchKernel(self._function, blocks, 1, 1, threads, 1, 1, shared, stream, places, None))
+        on = ctypes.c_void_p(stream)
+        _checked(self._launch(self._function, blocks, 1, 1, threads, 1, 1, shared, on, places, None))
 
 
 def shared_memory(device: torch.device) -> int:
