@@ -4,8 +4,10 @@
 
 The paper's model and batch on made-up data of a public dataset's shape, validation at full length after every epoch. `plain` is
 float32 with every option of [train] off: padded batches, eager torch. Times per step and epoch are medians over the epochs after
-the first; `first` is what the first epoch took beyond that: compiling, recording; `all` is every epoch together. Nothing is
-printed if the metric after one epoch differs by more than 0.002 between the two (means over --seeds runs).
+the first; `first` is what the first epoch took beyond that: compiling, recording; `all` is every epoch together.
+
+Nothing is printed if the metric after one epoch differs by more than 0.002 between the fast path and the fast path in float32,
+which draws the same dropout, or by more than 0.01 between the fast and the plain path, which does not.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from rankgrad.resolve import make_model, make_objective
 from rankgrad.splits import load_splits
 from rankgrad.train import Epoch, Learner, Step, make_optimiser, train
 
-AGREE = 0.002
+AGREE, ROUGHLY = 0.002, 0.01
 PAPER = {"istella": (Model(width=128), 110)}  # model and batch size; else those of Web30K
 PLAIN = {"precision": "float32", "pack": False, "compile": False, "graph": False, "resident": True}
 
@@ -50,13 +52,13 @@ def measure(splits, config, epochs):
     return steps, whole, metrics, torch.cuda.max_memory_allocated() / 2**20, learner.path
 
 
-def row(name, steps, whole, metric, memory, plain):
-    later = slice(1, None) if len(steps) > 1 else slice(None)
-    step, epoch = statistics.median(steps[later]), statistics.median(whole[later])
+def row(name, measured, plain):
+    steps, whole, metrics, memory, _ = measured
+    step, epoch = statistics.median(steps[1:] or steps), statistics.median(whole[1:] or whole)
     ratio = f"{plain / epoch:.1f}" if plain else "1.0"
     print(
         f"| {name} | {1e3 * step:.3f} | {epoch:.3f} | {1 / step:,.0f} | {whole[0] - epoch:.1f} | {sum(whole):.1f} | "
-        f"{memory:,.0f} | {metric:.4f} | {ratio} |",
+        f"{memory:,.0f} | {metrics[0]:.4f} | {metrics[-1]:.4f} | {ratio} |",
         flush=True,
     )
     return epoch
@@ -66,10 +68,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", default="web30k", help="tiny, small, web30k, istella")
     parser.add_argument("--epochs", type=int, default=3, help="of the fast path; 100 is the paper's run")
-    parser.add_argument("--plain-epochs", type=int, default=2)
     parser.add_argument("--precision", default="bf16", help="of the fast path: float32, tf32, bf16")
     parser.add_argument("--loss", default="neural_ndcg")
-    parser.add_argument("--seeds", type=int, default=1)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/training.py needs a CUDA device")
@@ -84,18 +84,12 @@ def main():
     def with_(**changes):
         return dataclasses.replace(config, train=dataclasses.replace(Train(batch_size=batch_size), **changes))
 
-    fast = {"precision": arguments.precision, "compile": True}
-    plain_runs = [
-        measure(splits, with_(seed=seed, **PLAIN), arguments.plain_epochs if seed == 0 else 1)
-        for seed in range(arguments.seeds)
-    ]
-    fast_runs = [
-        measure(splits, with_(seed=seed, **fast), arguments.epochs if seed == 0 else 1)
-        for seed in range(arguments.seeds)
-    ]
-    metrics = [statistics.mean(run[2][0] for run in runs) for runs in (plain_runs, fast_runs)]
-    if not abs(metrics[0] - metrics[1]) <= AGREE:
-        sys.exit(f"the metric after one epoch is {metrics[0]:.4f} and {metrics[1]:.4f}; nothing is printed")
+    plain = measure(splits, with_(**PLAIN), 2)
+    twin = measure(splits, with_(precision="float32", compile=True), 2)
+    fast = measure(splits, with_(precision=arguments.precision, compile=True), arguments.epochs)
+    after = [metrics[0] for _, _, metrics, _, _ in (plain, twin, fast)]
+    if not (abs(after[2] - after[1]) <= AGREE and abs(after[2] - after[0]) <= ROUGHLY):
+        sys.exit("after one epoch the metrics are " + ", ".join(f"{m:.4f}" for m in after) + "; nothing is printed")
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, commit {commit or '?'}"
@@ -103,12 +97,15 @@ def main():
     counts = splits["train"]
     print(
         f"{arguments.shape}: {len(counts):,} lists, {len(counts.labels):,} documents, {counts.features.shape[1]} features "
-        f"({loading:.0f} s to make and scale); {arguments.loss}, batch {batch_size}, list size 240; path {fast_runs[0][4]}\n"
+        f"({loading:.0f} s to make and scale); {arguments.loss}, batch {batch_size}, list size 240; path {fast[4]}\n"
     )
-    print("| path | ms a step | s an epoch | steps/s | first s | all s | MiB | ndcg@10 after 1 | plain / this |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    plain = row("plain float32", *plain_runs[0][:2], metrics[0], plain_runs[0][3], None)
-    row(f"fast {arguments.precision}, {arguments.epochs} epochs", *fast_runs[0][:2], metrics[1], fast_runs[0][3], plain)
+    print(
+        "| path | ms a step | s an epoch | steps/s | first s | all s | MiB | ndcg@10 after 1 | at the end | plain / this |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    before = row("plain float32", plain, None)
+    row("fast float32", twin, before)
+    row(f"fast {arguments.precision}, {arguments.epochs} epochs", fast, before)
 
 
 if __name__ == "__main__":

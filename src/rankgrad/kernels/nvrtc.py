@@ -6,6 +6,7 @@ Only the C functions that NVIDIA documents are called. What was compiled is kept
 import ctypes
 import functools
 import hashlib
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,16 @@ def _compiled(source: str, name: str, options: list[str]) -> bytes:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """The library that torch was built with: an OSError where it is not to be found."""
-    return ctypes.CDLL(f"libnvrtc.so.{(torch.version.cuda or '0').split('.')[0]}")
+    """The library of the CUDA version that torch was built with: where the loader finds it, or among pip's packages."""
+    name = f"libnvrtc.so.{(torch.version.cuda or '0').split('.')[0]}"
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        package = importlib.util.find_spec("nvidia")
+        for place in (package.submodule_search_locations or []) if package else []:
+            for path in Path(place).glob(f"*/lib/{name}"):
+                return ctypes.CDLL(str(path))
+        raise
 
 
 @functools.cache

@@ -1,0 +1,138 @@
+"""The CUDA C++ kernels of short lists: they compile; and on a GPU with clusters they pass the tests of their Triton twins."""
+
+import importlib.util
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import test_kernels  # noqa: E402
+
+from rankgrad.kernels import clusters, nvrtc  # noqa: E402
+
+FOLDER = clusters.Path(clusters.__file__).parent
+CLUSTERS = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+
+on_hopper = pytest.mark.skipif(not CLUSTERS, reason="needs a GPU with clusters of blocks (Hopper or later)")
+
+
+@pytest.fixture
+def _compiler(monkeypatch, tmp_path):
+    """NVRTC as a test dependency brings it, whatever torch was built with."""
+    if not importlib.util.find_spec("nvidia.cu13"):
+        pytest.skip("needs pip install nvidia-cuda-nvrtc")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    nvrtc._nvrtc.cache_clear()
+    yield
+    nvrtc._nvrtc.cache_clear()
+
+
+@pytest.mark.usefixtures("_compiler")
+@pytest.mark.parametrize("chip", ["90", "100"])
+@pytest.mark.parametrize(
+    ("name", "source", "definitions"),
+    [
+        ("sort_lists", "short_sort.cu", ["N=128"]),
+        ("sort_lists", "short_sort.cu", ["N=256"]),
+        *(("neural_ndcg", "short_lists.cu", [f"N={n}", f"TRANSPOSED={t}"]) for n in (128, 256) for t in (0, 1)),
+    ],
+)
+def test_sources_compile(name, source, definitions, chip, monkeypatch):
+    text = "\n".join((FOLDER / part).read_text() for part in ("short_page.cu", source))
+    options = ["-std=c++17", f"--gpu-architecture=sm_{chip}", *(f"-D{definition}" for definition in definitions)]
+    binary = nvrtc._compiled(text, name, options)
+    assert name.encode() in binary
+    monkeypatch.setattr(nvrtc, "_succeeded", lambda _: pytest.fail("compiled again instead of read from the cache"))
+    assert nvrtc._compiled(text, name, options) == binary
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_what_does_not_compile_is_shown():
+    with pytest.raises(RuntimeError, match=r"NVRTC cannot compile broken: (?s:.)*error"):
+        nvrtc._compiled("__global__ void broken( {}", "broken", ["--gpu-architecture=sm_90"])
+
+
+def test_without_the_library_it_is_an_error_that_names_it(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "7.0")
+    nvrtc._nvrtc.cache_clear()
+    with pytest.raises(OSError, match=r"libnvrtc\.so\.7"):
+        nvrtc._nvrtc()
+
+
+def test_only_where_they_can_run():
+    scores = torch.zeros(3, 240)
+    assert clusters.find(scores, scores, 30, False) is None
+
+
+@on_hopper
+def test_which_lists_they_take():
+    def found(length, iters=30, labels=torch.float32):
+        return clusters.find(torch.zeros(2, length, device="cuda"), torch.zeros(2, length, dtype=labels), iters, False)
+
+    assert found(65).width == found(128).width == 128 and found(129).width == found(256).width == 256
+    assert found(64) is None and found(240, iters=1000) is None and found(240, labels=torch.complex64) is None
+
+
+@on_hopper
+@pytest.mark.parametrize("name", test_kernels.NDCG)
+@pytest.mark.parametrize("lengths", [(65, 1, 0), (128, 127, 2), (129, 130, 3), (256, 255, 200)])
+@pytest.mark.parametrize("options", [{}, {"k": 10, "sinkhorn_iters": 1}, {"sinkhorn_iters": 60, "sinkhorn_tol": 1e-4}])
+def test_edges_of_widths(name, lengths, options):
+    scores, labels, mask = test_kernels.batch(lengths, max(lengths))  # NaN under the padding, ties
+    test_kernels.agree(name, scores, labels, mask, **options)
+    test_kernels.agree(name, torch.zeros_like(scores), labels, mask, **options)
+
+
+@on_hopper
+class TestTwinsOfAnyLength:
+    """What holds for Triton's kernels, with the CUDA kernels for the shortest lists too."""
+
+    @pytest.fixture(autouse=True)
+    def _from_one_document_on(self, monkeypatch):
+        monkeypatch.setattr(clusters, "_SHORTEST", 1)
+
+    test_options = staticmethod(test_kernels.test_neural_ndcg_twins)
+    test_gains = staticmethod(test_kernels.test_gains)
+    test_infinite_gains = staticmethod(test_kernels.test_a_gain_that_is_not_finite_where_nothing_is_taught)
+    test_stopping = staticmethod(test_kernels.test_every_list_stops_by_itself)
+    test_widths = staticmethod(test_kernels.test_widths_of_neural_ndcg)
+    test_huge_scores = staticmethod(test_kernels.test_huge_scores_and_a_huge_outlier)
+    test_degenerate_lists = staticmethod(test_kernels.test_degenerate_lists_and_reductions)
+    test_half_precision = staticmethod(test_kernels.test_half_precision_and_strides)
+    test_bad_values = staticmethod(test_kernels.test_bad_values_are_loud_and_stay_in_their_list)
+
+    @pytest.mark.parametrize(
+        "dtype",
+        [*(f"int{bits}" for bits in (8, 16, 32, 64)), "uint8", "bool", "float64", "bfloat16", "float16"],
+    )
+    def test_label_dtypes(self, dtype):
+        scores, labels, mask = test_kernels.batch((7, 5, 100), 101)
+        labels = labels.nan_to_num().to(getattr(torch, dtype))
+        test_kernels.agree("neural_ndcg", scores, labels, mask, sinkhorn_iters=2)
+
+
+@on_hopper
+class TestTritonWhereClustersAre:
+    """Triton's kernels of more than 64 documents, which such a GPU would not be given."""
+
+    @pytest.fixture(autouse=True)
+    def _nowhere(self, monkeypatch):
+        monkeypatch.setattr(clusters, "find", lambda *_: None)
+
+    test_widths = staticmethod(test_kernels.test_widths_of_neural_ndcg)
+    test_many_lists = staticmethod(test_kernels.test_more_lists_than_the_chip_holds)
+    test_streams = staticmethod(test_kernels.test_two_streams_at_once_do_not_wait_for_each_other_forever)
+
+
+@on_hopper
+@pytest.mark.parametrize("name", test_kernels.NDCG)
+def test_the_triton_twin_says_the_same(name, monkeypatch):
+    given = test_kernels.batch((240, 129, 200), 240, ties=False)
+    value, gradient = test_kernels.run(name, *given, "triton", reduction="none")
+    monkeypatch.setattr(clusters, "find", lambda *_: None)
+    other, slope = test_kernels.run(name, *given, "triton", reduction="none")
+    torch.testing.assert_close(value, other, rtol=1e-6, atol=1e-7)
+    assert bool(((gradient - slope).norm(dim=-1) <= 1e-5 * slope.norm(dim=-1)).all())
+    assert not torch.equal(gradient, slope)  # two kernels, not one
