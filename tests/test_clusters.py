@@ -7,9 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-import test_kernels  # noqa: E402
-
-from rankgrad.kernels import clusters, nvrtc  # noqa: E402
+import test_kernels
+from rankgrad.kernels import clusters, nvrtc
 
 FOLDER = clusters.Path(clusters.__file__).parent
 CLUSTERS = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
