@@ -417,6 +417,19 @@ def test_a_changed_file_is_refused_and_a_copy_is_not(mine, tmp_path):
         again(tmp_path, "moved")
 
 
+def test_a_table_may_be_moved(mine, tmp_path):
+    shutil.copytree(mine / "lists", tmp_path / "lists")
+    again(tmp_path)
+    before = (tmp_path / "t" / "results.jsonl").read_text()
+    shutil.move(tmp_path / "t", tmp_path / "elsewhere")
+    order = replace(MINE, data=str(tmp_path / "lists"), out=tmp_path / "elsewhere", rows="listnet,rmse")
+    assert set(make_table(order, quiet=True)["rows"]) == {"listnet", "rmse"}
+    assert (tmp_path / "elsewhere" / "results.jsonl").read_text().startswith(before)
+    config = loads((tmp_path / "elsewhere" / "runs" / "rmse" / "fold1-seed0" / "config.toml").read_text())
+    assert config.data.path == str(tmp_path / "elsewhere" / "data" / "fold1")
+    assert not (tmp_path / "t").exists()
+
+
 def test_lists_the_runs_refer_to_stay_where_they_are(mine, tmp_path):
     from rankgrad.data.catalogue import prepare
 

@@ -37,13 +37,14 @@ def finished(cell: Cell) -> bool:
 
 
 def check(cell: Cell) -> None:
-    """Refuse a folder that was made with other settings; the number of threads is none of them."""
+    """Refuse a folder that was made with other settings; threads and the place of the lists are none of them."""
     config = cell.folder / "config.toml"
     if isinstance(cell.work, Config) and config.is_file():
         found = load(config)
         asked = resolve(cell.work)
-        threads = found.train.threads
-        if found != dataclasses.replace(asked, train=dataclasses.replace(asked.train, threads=threads)):
+        train = dataclasses.replace(asked.train, threads=found.train.threads)
+        data = dataclasses.replace(asked.data, path=found.data.path)
+        if found != dataclasses.replace(asked, train=train, data=data):
             raise ValueError(
                 f"{cell.folder} was made with other settings than this version's recipe for {cell.row}; expected the same; "
                 "choose another --out, or take that folder away"

@@ -199,4 +199,5 @@ def _shown(result: dict[str, Any], describe: Callable[[Any], str], *, as_json: b
     """Print what came out; cells that failed are a mistake, whatever else was reached."""
     show(result, describe, as_json=as_json, quiet=quiet)
     if result["failed"]:
-        raise ValueError(f"{len(result['failed'])} cells failed, the first: {result['failed'][0]}")
+        number = len(result["failed"])
+        raise ValueError(f"{number} cell{'s' * (number > 1)} failed, the first: {result['failed'][0]}")

@@ -111,9 +111,13 @@ def ready(
 
 
 def _known(facts: Path) -> Fold:
+    """What was written of a fold; lists that lie beside it are found there, wherever the table was moved."""
     try:
-        known = json.loads(facts.read_text())
-        return Fold(**{**known, "differences": tuple(known["differences"]), "notes": tuple(known["notes"])})
+        told = json.loads(facts.read_text())
+        known = Fold(**{**told, "differences": tuple(told["differences"]), "notes": tuple(told["notes"])})
+        here, path, scaled = facts.parent, Path(known.path), Path(known.scaled)
+        own = os.path.abspath(here / path.name) if path.parent == scaled.parent else known.path
+        return dataclasses.replace(known, path=own, scaled=os.path.abspath(here / scaled.name))
     except (ValueError, LookupError, TypeError):
         raise ValueError(
             f"{facts} is damaged; expected what is known of a fold's lists, in JSON; remove it and they are read again"
