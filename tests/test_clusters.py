@@ -1,16 +1,18 @@
-"""The CUDA C++ kernels of short lists: they compile; and on a GPU with clusters they pass the tests of their Triton twins."""
+"""The CUDA C++ kernels of short lists: they compile, and they pass the tests of their Triton twins, on a GPU or on a CPU."""
 
+import functools
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+import cuda_on_cpu
 import test_kernels
 from rankgrad.kernels import clusters, nvrtc
 
-FOLDER = clusters.Path(clusters.__file__).parent
 CLUSTERS = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
 
 on_hopper = pytest.mark.skipif(not CLUSTERS, reason="needs a GPU with clusters of blocks (Hopper or later)")
@@ -31,15 +33,15 @@ def _compiler(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("_compiler")
 @pytest.mark.parametrize("chip", ["90", "100"])
 @pytest.mark.parametrize(
-    ("name", "source", "definitions"),
+    ("name", "sources", "definitions"),
     [
-        ("sort_lists", "short_sort.cu", ["N=128"]),
-        ("sort_lists", "short_sort.cu", ["N=256"]),
-        *(("neural_ndcg", "short_lists.cu", [f"N={n}", f"TRANSPOSED={t}"]) for n in (128, 256) for t in (0, 1)),
+        ("sort_lists", clusters.SORT, ["N=128"]),
+        ("sort_lists", clusters.SORT, ["N=256"]),
+        *(("neural_ndcg", clusters.ROUNDS, [f"N={n}", f"TRANSPOSED={t}"]) for n in (128, 256) for t in (0, 1)),
     ],
 )
-def test_sources_compile(name, source, definitions, chip, monkeypatch):
-    text = "\n".join((FOLDER / part).read_text() for part in ("short_page.cu", source))
+def test_sources_compile(name, sources, definitions, chip, monkeypatch):
+    text = "\n".join(source.read_text() for source in sources)
     options = ["-std=c++17", f"--gpu-architecture=sm_{chip}", *(f"-D{definition}" for definition in definitions)]
     binary = nvrtc._compiled(text, name, options)
     assert name.encode() in binary
@@ -74,33 +76,74 @@ def test_which_lists_they_take():
     assert found(64) is None and found(240, iters=1000) is None and found(240, labels=torch.complex64) is None
 
 
-@on_hopper
-@pytest.mark.parametrize("name", test_kernels.NDCG)
-@pytest.mark.parametrize("lengths", [(65, 1, 0), (128, 127, 2), (129, 130, 3), (256, 255, 200)])
-@pytest.mark.parametrize("options", [{}, {"k": 10, "sinkhorn_iters": 1}, {"sinkhorn_iters": 60, "sinkhorn_tol": 1e-4}])
-def test_edges_of_widths(name, lengths, options):
-    scores, labels, mask = test_kernels.batch(lengths, max(lengths))  # NaN under the padding, ties
-    test_kernels.agree(name, scores, labels, mask, **options)
-    test_kernels.agree(name, torch.zeros_like(scores), labels, mask, **options)
+@functools.cache
+def emulated(width, transposed):
+    """The kernels for a CPU."""
+    definitions = [f"N={width}"]
+    sort = cuda_on_cpu.Kernel("sort_lists", clusters.SORT, definitions)
+    definitions.append(f"TRANSPOSED={int(transposed)}")
+    return clusters.Kernels(
+        sort, cuda_on_cpu.Kernel("neural_ndcg", clusters.ROUNDS, definitions, width // 128), width, 2**17
+    )
 
 
-@on_hopper
-class TestTwinsOfAnyLength:
-    """What holds for Triton's kernels, with the CUDA kernels for the shortest lists too."""
-
-    @pytest.fixture(autouse=True)
-    def _from_one_document_on(self, monkeypatch):
+@pytest.fixture
+def _for_lists_of_any_length(monkeypatch):
+    """On a GPU as they are; else their sources on the CPU, thread by thread."""
+    if CLUSTERS:
         monkeypatch.setattr(clusters, "_SHORTEST", 1)
+        return
+    if torch.cuda.is_available() or not cuda_on_cpu.COMPILER:
+        pytest.skip("needs a GPU with clusters of blocks, or no GPU and g++")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(
+        clusters,
+        "find",
+        lambda scores, labels, iters, transposed: emulated(128 if scores.shape[-1] <= 128 else 256, transposed),
+    )
+
+
+@pytest.mark.usefixtures("_for_lists_of_any_length")
+class TestTwins:
+    """What holds for Triton's kernels holds for these."""
 
     test_options = staticmethod(test_kernels.test_neural_ndcg_twins)
-    test_gains = staticmethod(test_kernels.test_gains)
-    test_infinite_gains = staticmethod(test_kernels.test_a_gain_that_is_not_finite_where_nothing_is_taught)
     test_stopping = staticmethod(test_kernels.test_every_list_stops_by_itself)
     test_widths = staticmethod(test_kernels.test_widths_of_neural_ndcg)
     test_huge_scores = staticmethod(test_kernels.test_huge_scores_and_a_huge_outlier)
-    test_degenerate_lists = staticmethod(test_kernels.test_degenerate_lists_and_reductions)
-    test_half_precision = staticmethod(test_kernels.test_half_precision_and_strides)
-    test_bad_values = staticmethod(test_kernels.test_bad_values_are_loud_and_stay_in_their_list)
+
+    @pytest.mark.parametrize("name", test_kernels.NDCG)
+    def test_degenerate_lists_and_bad_values(self, name):
+        test_kernels.test_degenerate_lists_and_reductions(name)
+        test_kernels.test_bad_values_are_loud_and_stay_in_their_list(name)
+        test_kernels.test_a_gain_that_is_not_finite_where_nothing_is_taught(name)
+
+    @pytest.mark.parametrize("name", test_kernels.NDCG)
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_precision(self, name, dtype):
+        test_kernels.test_half_precision_and_strides(name, dtype)
+
+    @pytest.mark.parametrize("gain", ["linear", torch.sqrt])
+    def test_gains(self, gain):
+        test_kernels.test_gains("neural_ndcg", gain)
+
+    @pytest.mark.parametrize("name", test_kernels.NDCG)
+    @pytest.mark.parametrize("lengths", [(65, 1, 0), (128, 2), (129, 3), (256, 200)])
+    def test_edges_of_widths(self, name, lengths):
+        scores, labels, mask = test_kernels.batch(lengths, max(lengths))  # NaN under the padding, ties
+        test_kernels.agree(name, scores, labels, mask, sinkhorn_iters=3, k=10)
+        test_kernels.agree(name, torch.zeros_like(scores), labels, mask, sinkhorn_iters=2, sinkhorn_tol=1e-4)
+
+    @pytest.mark.parametrize("name", test_kernels.NDCG)
+    def test_two_blocks_stop_at_once(self, name):
+        scores, labels, mask = test_kernels.batch((240, 130), 240, ties=False)
+        scores[1] *= 1e-3  # nearly equal scores are scaled at once
+        test_kernels.agree(name, scores, labels, mask, sinkhorn_iters=8, sinkhorn_tol=2e-2)
+
+    def test_results_do_not_depend_on_who_comes_first(self):
+        given = test_kernels.batch((200, 140), 200, ties=False)
+        first, second = (test_kernels.run("neural_ndcg", *given, "triton", sinkhorn_iters=2) for _ in range(2))
+        assert all(torch.equal(a, b) for a, b in zip(first, second))
 
     @pytest.mark.parametrize(
         "dtype",
@@ -110,6 +153,14 @@ class TestTwinsOfAnyLength:
         scores, labels, mask = test_kernels.batch((7, 5, 100), 101)
         labels = labels.nan_to_num().to(getattr(torch, dtype))
         test_kernels.agree("neural_ndcg", scores, labels, mask, sinkhorn_iters=2)
+
+
+@on_hopper
+@pytest.mark.parametrize("name", test_kernels.NDCG)
+@pytest.mark.parametrize("options", [{}, {"k": 10, "sinkhorn_iters": 1}, {"sinkhorn_iters": 60, "sinkhorn_tol": 1e-4}])
+def test_many_rounds(name, options):
+    scores, labels, mask = test_kernels.batch((256, 255, 200, 128, 65), 256)
+    test_kernels.agree(name, scores, labels, mask, **options)
 
 
 @on_hopper

@@ -18,6 +18,10 @@ from rankgrad.kernels.lists import GAINS
 from rankgrad.kernels.nvrtc import Kernel, shared_memory
 from rankgrad.kernels.workspace import words
 
+SORT, ROUNDS = (
+    tuple(Path(__file__).with_name(f"{name}.cu") for name in ("ptx", "short_page", last))
+    for last in ("short_sort", "short_lists")
+)  # sources, to be put together
 _KINDS = [
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 ]  # fmt: skip
@@ -85,13 +89,12 @@ def _shared(width: int, iters: int) -> int:
 def _kernels(device: torch.device, width: int, transposed: bool) -> Kernels | None:
     if torch.version.hip or torch.cuda.get_device_capability(device)[0] < 9:
         return None
-    page, sort, rounds = (Path(__file__).with_name(f"short_{name}.cu") for name in ("page", "sort", "lists"))
     room = shared_memory(device)
     try:
         with torch.cuda.device(device):
             return Kernels(
-                Kernel("sort_lists", (page, sort), (f"N={width}",)),
-                Kernel("neural_ndcg", (page, rounds), (f"N={width}", f"TRANSPOSED={int(transposed)}"), room),
+                Kernel("sort_lists", SORT, (f"N={width}",)),
+                Kernel("neural_ndcg", ROUNDS, (f"N={width}", f"TRANSPOSED={int(transposed)}"), room),
                 width,
                 room,
             )

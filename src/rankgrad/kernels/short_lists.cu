@@ -35,17 +35,8 @@ struct Room {  // in shared memory
     float *column_a, *column_b;  // the same of q, [iters + 1, N] and [iters, N]
 };
 
-__device__ __forceinline__ u32 shared_address(const void *at) { return static_cast<u32>(__cvta_generic_to_shared(at)); }
-
-__device__ __forceinline__ u32 of_other(const Place &me, u32 address) {
-    u32 theirs;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(address), "r"(1 - me.block));
-    return theirs;
-}
-
 __device__ __forceinline__ float inverse(float x, bool real) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(real ? x : 1.0f));
+    const float y = reciprocal(real ? x : 1.0f);
     return real ? y : 0.0f;
 }
 
@@ -118,6 +109,7 @@ __device__ __forceinline__ float over_warps(const Place &me, const float *partia
     return even + odd;
 }
 
+// Whoever calls it again puts a barrier between: `partial` is read after the one in here.
 __device__ __forceinline__ float column_sums(const Place &me, const float (&K)[R][4 * G], const float (&p)[R], float *partial) {
     float part[4 * G];
 #pragma unroll
@@ -132,37 +124,21 @@ __device__ __forceinline__ float column_sums(const Place &me, const float (&K)[R
     return over_warps(me, partial);
 }
 
-// What thread j of the other block gives for `part`. A store to the other's mailbox counts at the other's barrier when it is there.
+// What thread j of the other block gives for `part`. A phase of a barrier cannot be missed: the other block sends twice more only after
+// all of this block have sent once more.
 __device__ __forceinline__ float swapped(const Place &me, float part, u32 &number, const Room &room) {
-    const u32 box = shared_address(room.mail + (number % 2) * N + me.thread);
-    const u32 barrier = shared_address(room.arrived + number % 2);
-    const u32 phase = (number - 1) / 2 % 2;
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(of_other(me, box)),
-                 "r"(__float_as_uint(part)), "r"(of_other(me, barrier))
-                 : "memory");
-    if (me.thread == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(4 * N) : "memory");
-    u32 there;
-    do {
-        asm volatile(
-            "{\n\t.reg .pred p;\n\t"
-            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
-            "selp.u32 %0, 1, 0, p;\n\t}"
-            : "=r"(there)
-            : "r"(barrier), "r"(phase)
-            : "memory");
-    } while (!there);
+    const float *box = room.mail + (number % 2) * N + me.thread;
+    u64 *barrier = room.arrived + number % 2;
+    send(part, box, barrier, 1 - me.block);
+    if (me.thread == 0) expect<4 * N>(barrier);
+    await(barrier, (number - 1) / 2 % 2);
     ++number;
-    return *static_cast<volatile float *>(room.mail + ((number - 1) % 2) * N + me.thread);
+    return *static_cast<const volatile float *>(box);
 }
 
 // Both blocks' sums. Adding commutes, so both get the same bits.
 __device__ __forceinline__ float over_blocks(const Place &me, float part, u32 &number, const Room &room) {
     return BLOCKS == 2 ? part + swapped(me, part, number, room) : part;
-}
-
-__device__ __forceinline__ void meet() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // K of this thread, before the rows are divided by their sums. `prefix` holds A and -2 W in units of log 2.
@@ -179,13 +155,13 @@ __device__ __forceinline__ void weights(const Place &me, const double *prefix, i
         for (int r = 0; r < R; ++r) {
             const float z = static_cast<float>((w_j - w[r]) + (2 * (first + r) - 1) * (a_j - a[r]));
             const bool kept = first + r < n && column < n && z > LOWEST;
-            asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(K[r][c]) : "f"(z));
+            K[r][c] = power_of_two(z);
             if (!kept) K[r][c] = 0.0f;
         }
     }
 }
 
-// Two rows' sums taken from the terms of 8 x 8 entries: p_i q_j.
+// p_i q_j added to the terms of 8 x 8 entries, those of columns g and g + 1.
 __device__ __forceinline__ void add(const Place &me, float (&terms)[R][8], const float *by_row, const float *by_column, int g) {
     float p[R], q[8];
     eight(p, by_row + me.rows());
@@ -283,7 +259,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
 
     const int list = blockIdx.x / BLOCKS;
     int thread = threadIdx.x, block = blockIdx.x % BLOCKS;
-    asm volatile("" : "+r"(thread), "+r"(block));  // to be kept, not read again in every round
+    keep(thread), keep(block);
     const Place me = {thread, thread / 32, thread % 32, block};
     const Pages pages(work, L);
     float *page = pages[list];
@@ -301,11 +277,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
     if (thread < N) room.edges[thread] = first + last, room.column_a[thread] = 1.0f;
     for (int at = thread; at < 2 * (N + 1); at += THREADS)
         room.prefix[at] = pages.prefix(page)[at] * (at <= N ? LOG2_E : -2.0 * LOG2_E);
-    if (thread == 0 && BLOCKS == 2) {
-        for (int parity = 0; parity < 2; ++parity)
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(room.arrived + parity)));
-        asm volatile("fence.mbarrier_init.release.cluster;");
-    }
+    if (thread == 0 && BLOCKS == 2) make_barrier(room.arrived), make_barrier(room.arrived + 1);
     __syncthreads();
     float K[R][4 * G], p8[R], q16[4 * G];
     weights(me, room.prefix, n, K);
@@ -363,6 +335,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
     const float part_value = over_block(p_bar, room.few) * 0.5f;
     to_rows(me, p * r, room.by_row, p8);
     float q_bar = gain * q * over_blocks(me, column_sums(me, K, p8, room.partial), number, room);
+    __syncthreads();  // `partial` is read
     for (int t = done - 1; t >= 0; --t) {
         float *row_b = room.row_b + t * M, *column_b = room.column_b + t * N;
         if (TRANSPOSED) {

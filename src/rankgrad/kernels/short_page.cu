@@ -3,9 +3,6 @@
 // Compiled with N (128 or 256), the columns that a list's matrix is padded to. The workspace is one of `rankgrad.kernels.workspace`
 // without vectors: a page for each list.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
 constexpr int WARPS = 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int HEAD = 4;  // words before the first page, then words of a page

@@ -12,11 +12,7 @@ __device__ double number_at(const void *numbers, int kind, size_t at) {
         case FLOAT: return static_cast<const float *>(numbers)[at];
         case DOUBLE: return static_cast<const double *>(numbers)[at];
         case BFLOAT: return __uint_as_float(static_cast<u32>(static_cast<const unsigned short *>(numbers)[at]) << 16);
-        case HALF: {
-            float x;
-            asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<const unsigned short *>(numbers)[at]));
-            return x;
-        }
+        case HALF: return from_half(static_cast<const unsigned short *>(numbers)[at]);
         case LONG: return static_cast<double>(static_cast<const long long *>(numbers)[at]);
         case INT: return static_cast<const int *>(numbers)[at];
         case SHORT: return static_cast<const short *>(numbers)[at];
