@@ -406,15 +406,31 @@ def test_a_changed_file_is_refused_and_a_copy_is_not(mine, tmp_path):
     again(tmp_path)
     test.write_text(("1" if content[0] == "2" else "2") + content[1:])  # of the same length
     with pytest.raises(
-        ValueError, match=r"^test.txt of .*lists changed since the table in .*t was .*put the old files"
+        ValueError,
+        match=r"^the lists in .*lists changed since the table in .*t was begun: test.txt differs; .*put the old",
     ):
         again(tmp_path)
     test.write_text(content)
     shutil.move(tmp_path / "lists", tmp_path / "moved")
     again(tmp_path, "moved")
     (tmp_path / "moved" / "vali.txt").unlink()
-    with pytest.raises(ValueError, match=r"data = '.*lists' and now '.*moved' was asked for, whose vali.txt differ; "):
+    with pytest.raises(
+        ValueError, match=r"data = '.*lists' and now '.*moved' was asked for, where vali.txt is lacking; "
+    ):
         again(tmp_path, "moved")
+
+
+def test_copied_files_are_read_through_once(mine, tmp_path, monkeypatch):
+    shutil.copytree(mine, tmp_path / "mine")
+    shutil.move(tmp_path / "mine" / "lists", tmp_path / "mine" / "moved")
+    for file in (tmp_path / "mine" / "moved").iterdir():
+        file.touch()
+    read = []
+    monkeypatch.setattr(lists, "_seen", lambda file, seen=lists._seen: read.append(file.name) or seen(file))
+    again(tmp_path / "mine", "moved")
+    assert sorted(read) == ["test.txt", "train.txt", "vali.txt"]
+    again(tmp_path / "mine", "moved")
+    assert len(read) == 3
 
 
 def test_a_table_may_be_moved(mine, tmp_path):
@@ -430,20 +446,20 @@ def test_a_table_may_be_moved(mine, tmp_path):
     assert not (tmp_path / "t").exists()
 
 
-def test_lists_the_runs_refer_to_stay_where_they_are(mine, tmp_path):
+def test_prepared_lists_may_be_moved_but_not_changed(mine, tmp_path):
     from rankgrad.data.catalogue import prepare
 
     prepare(mine / "lists", out=tmp_path / "lists")
     again(tmp_path)
-    shutil.copytree(tmp_path / "lists", tmp_path / "moved")
-    with pytest.raises(ValueError, match=r"begun with data = '.*lists' and now '.*moved' was asked for"):
-        again(tmp_path, "moved")
-    shutil.rmtree(tmp_path / "lists")
+    shutil.move(tmp_path / "lists", tmp_path / "moved")
+    order = replace(MINE, data=str(tmp_path / "moved"), out=tmp_path / "t", rows="listnet,rmse", seeds=1)
+    assert set(make_table(order, quiet=True)["rows"]) == {"listnet", "rmse"}
+    config = loads((tmp_path / "t" / "runs" / "rmse" / "fold1-seed0" / "config.toml").read_text())
+    assert config.data.path == str(tmp_path / "moved")
     write_letor(tmp_path / "other", ("train", "vali", "test"), features=5)
     prepare(tmp_path / "other", out=tmp_path / "lists")
-    with pytest.raises(
-        ValueError, match=r"^test/manifest.json, train/manifest.json, vali/manifest.json of .*lists changed"
-    ):
+    words = "test/manifest.json, train/manifest.json, vali/manifest.json differ"
+    with pytest.raises(ValueError, match=f"^the lists in .*lists changed since the table in .*t was begun: {words}; "):
         again(tmp_path)
 
 
@@ -472,16 +488,17 @@ def test_a_line_that_was_cut_short_is_left_out_and_written_again(mine, tmp_path,
     [
         ("results.jsonl", b"{}\n", r"results.jsonl, line 1, is damaged; expected .*; take the line out"),
         ("results.jsonl", b"\n\xff\0\n{}", r"results.jsonl, line 2, is damaged"),
+        ("results.jsonl", b'{"row": "listnet", "fold": 1, "seed": 0}\n', r"results.jsonl, line 1, is damaged"),
         (
             "settings.json",
             b"{",
             r"settings.json is damaged; expected .* put a copy of it back, or choose another --out",
         ),
         ("settings.json", b"[1]", r"settings.json is damaged"),
-        ("data/fold1.json", b'{"fold": 1}', r"fold1.json is damaged; .* remove it and they are read again"),
+        ("data/fold1.json", b'{"fold": 1}', r"fold1.json is damaged; .* put a copy of it back, or choose another"),
         ("runs/listnet/fold1-seed0/report.json", b"", r"report.json is damaged; .* and the cell is trained again"),
     ],
-    ids=["a line", "garbage", "cut settings", "other settings", "fold", "report"],
+    ids=["a line", "garbage", "half a line", "cut settings", "other settings", "fold", "report"],
 )
 def test_damaged_files_are_named_and_it_is_said_what_to_do(mine, tmp_path, name, content, words):
     shutil.copytree(mine, tmp_path / "mine")
@@ -491,17 +508,19 @@ def test_damaged_files_are_named_and_it_is_said_what_to_do(mine, tmp_path, name,
         again(tmp_path / "mine")
 
 
-def test_a_table_that_loses_its_lists_keeps_its_cells(mine, tmp_path):
-    shutil.copytree(mine / "lists", tmp_path / "lists")
-    again(tmp_path)
-    (tmp_path / "t" / "data" / "fold1.json").unlink()  # as one is told to do where it is damaged
-    (tmp_path / "lists" / "test.txt").unlink()
-    before = (tmp_path / "t" / "results.jsonl").read_text()
-    with pytest.raises(ValueError, match="has no test split"):
-        again(tmp_path)
-    shutil.copy(mine / "lists" / "test.txt", tmp_path / "lists")
-    again(tmp_path)
-    assert (tmp_path / "t" / "results.jsonl").read_text() == before
+def test_a_table_that_forgot_its_lists_keeps_its_cells_and_takes_no_others(mine, tmp_path):
+    shutil.copytree(mine, tmp_path / "mine")
+    folder = tmp_path / "mine"
+    write_letor(folder / "other", ("train", "vali", "test"), features=5)
+    facts, before = folder / "t" / "data" / "fold1.json", (folder / "t" / "results.jsonl").read_text()
+    kept_back = facts.read_text()
+    facts.unlink()
+    for data in ("other", "lists"):
+        with pytest.raises(ValueError, match=r"fold1.json is gone, .* of fold 1 .*; put a copy of it back, or choose"):
+            again(folder, data)
+    facts.write_text(kept_back)
+    again(folder)
+    assert (folder / "t" / "results.jsonl").read_text() == before
 
 
 def test_the_defaults_are_those_of_the_command():

@@ -86,7 +86,9 @@ def opened(order: Order, kind: str, *, quiet: bool) -> Iterator[Campaign]:
     folds = folds_of(source, dataset, order.folds)
     out = order.out or Path("runs") / _default_name(kind, dataset, source, order)
     with _occupied(out, _settings(order, dataset, source, device)) as begun_with:
-        expect_unchanged(out / "data", source, dataset, begun_with["data"])
+        with make_bar(TextColumn("{task.description}"), quiet=quiet, transient=True) as bar:
+            bar.add_task("looking whether the lists are those of the table")  # minutes, for gigabytes that were copied
+            expect_unchanged(out / "data", source, dataset, begun_with["data"])
         lists = tuple(_read(out / "data", source, dataset, fold, order, quiet) for fold in folds)
         yield Campaign(order, out, dataset, source, device, lists)
 
@@ -241,6 +243,8 @@ class Results:
         write_atomically(self._path, "".join(f"{line}\n" for line in self._lines).encode())
 
     def _note(self, words: str, entry: dict[str, Any]) -> None:
+        if not {"commit", "seconds"} <= entry.keys():
+            raise ValueError("a cell without an end")
         self.known[entry["row"], entry["fold"], entry["seed"]] = entry
         self._lines.append(words)
 

@@ -4,13 +4,14 @@ Imports data and splits. Under the table's folder `data/` there is for every fol
 
     fold1/          train, vali and test as they are, where the source is text or lacks a validation split
     fold1-scaled/   the same, scaled by the train split, as the models see them
-    fold1.json      what is known of them and of the files they were read from; written last
+    fold1.json      what is known of them and of the files they were read from; written last, and kept as long as there are cells
 """
 
 import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -106,7 +107,7 @@ def ready(
     made = dataclasses.replace(made, files=files)
     config = Config(data=Data(path=made.path, fold=made.path_fold, scaling=made.scaling))
     save_scaled(folder / f"fold{fold}-scaled", *load_splits(config))
-    write_atomically(facts, json.dumps(dataclasses.asdict(made), indent=2).encode())
+    _write(folder, made)
     return made
 
 
@@ -120,30 +121,58 @@ def _known(facts: Path) -> Fold:
         return dataclasses.replace(known, path=own, scaled=os.path.abspath(here / scaled.name))
     except (ValueError, LookupError, TypeError):
         raise ValueError(
-            f"{facts} is damaged; expected what is known of a fold's lists, in JSON; remove it and they are read again"
+            f"{facts} is damaged; expected what is known of a fold's lists, in JSON; put a copy of it back, or choose another --out"
         ) from None
 
 
 def expect_unchanged(folder: Path, source: str, dataset: str | None, before: str) -> None:
     """Refuse a source that is not, file by file, what the folds in `folder` were read from; `before` is where it was.
 
-    Text may have moved since, because its lists are kept here. Other lists may not: the runs refer to them.
+    One that was copied or moved since is noted where it is now, so that it is not read through a second time.
     """
     moved = absolute(source) != before
-    for known in map(_known, sorted(folder.glob("fold*.json"))):
-        now, then = _files(source, dataset, known.fold), known.files
-        every = sorted(then.keys() | now.keys())
-        changed = ", ".join(name for name in every if name not in now or not _as_seen(now[name], then.get(name)))
-        if moved and (changed or known.path == before):
+    found = {known.fold: known for known in map(_known, sorted(folder.glob("fold*.json")))}
+    cells = (re.fullmatch(r"fold(\d+)-seed\d+", cell.name) for cell in folder.parent.glob("runs/*/*"))
+    trained = {int(cell[1]) for cell in cells if cell}
+    for fold in sorted(trained - found.keys()):
+        raise ValueError(
+            f"{folder / f'fold{fold}.json'} is gone, and only it knows which lists the table's cells of fold {fold} were trained on; "
+            "expected it beside them; put a copy of it back, or choose another --out"
+        )
+    for fold, known in found.items():
+        now, then = _files(source, dataset, fold), known.files
+        seen = {name: _as_seen(file, then.get(name)) for name, file in now.items()}
+        told = _told(then, seen) if then else ""  # older tables know nothing of their files
+        if moved and (told or not then):
             raise ValueError(
                 f"the table in {folder.parent} was begun with data = {before!r} and now {source!r} was asked for"
-                f"{f', whose {changed} differ' if then and changed else ''}; expected the same lists; choose another --out"
+                f"{told and f', where {told}'}; expected the same lists; choose another --out"
             )
-        if then and changed:
+        if told:
             raise ValueError(
-                f"{changed} of {source} changed since the table in {folder.parent} was begun; expected the same lists in all of "
+                f"the lists in {source} changed since the table in {folder.parent} was begun: {told}; expected the same in all of "
                 "its cells; put the old files back, or choose another --out"
             )
+        own = Path(known.path).parent == Path(known.scaled).parent
+        here = dataclasses.replace(known, path=known.path if own else absolute(source), files=seen if then else {})
+        if here != known:
+            _write(folder, here)
+
+
+def _told(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """How files that were seen differ from those of a table, in words; nothing if they do not."""
+    changed = [name for name in sorted(then.keys() & now.keys()) if now[name]["blake2b"] != then[name]["blake2b"]]
+    lacking, more = sorted(then.keys() - now.keys()), sorted(now.keys() - then.keys())
+    parts = [
+        changed and f"{', '.join(changed)} {'differs' if len(changed) == 1 else 'differ'}",
+        lacking and f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} lacking",
+        more and f"{', '.join(more)} {'was' if len(more) == 1 else 'were'} added",
+    ]
+    return " and ".join(part for part in parts if part)
+
+
+def _write(folder: Path, fold: Fold) -> None:
+    write_atomically(folder / f"fold{fold.fold}.json", json.dumps(dataclasses.asdict(fold), indent=2).encode())
 
 
 def absolute(source: str) -> str:
@@ -162,11 +191,10 @@ def _seen(file: Path) -> dict[str, Any]:
     return {"bytes": file.stat().st_size, "modified": file.stat().st_mtime_ns, "blake2b": digest}
 
 
-def _as_seen(file: Path, seen: dict[str, Any] | None) -> bool:
-    """Whether a file holds what it did; read only if it was touched or copied since."""
-    if seen is None or file.stat().st_size != seen["bytes"]:
-        return False
-    return file.stat().st_mtime_ns == seen["modified"] or _seen(file)["blake2b"] == seen["blake2b"]
+def _as_seen(file: Path, seen: dict[str, Any] | None) -> dict[str, Any]:
+    """What tells a file from another; read only if it is new, or was touched or copied since it was seen."""
+    size, modified = file.stat().st_size, file.stat().st_mtime_ns
+    return seen if seen and (size, modified) == (seen["bytes"], seen["modified"]) else _seen(file)
 
 
 def _collect(
