@@ -625,6 +625,18 @@ def test_a_mistake_is_one_sentence_and_code_2(run, data, trained, tmp_path, monk
     assert not list(tmp_path.glob("runs/*"))
 
 
+def test_a_configuration_may_lie_beside_the_lists_it_is_for(run, data, trained, tmp_path, monkeypatch):
+    shutil.copytree(data / "letor", tmp_path / "lists")
+    (tmp_path / "lists" / "config.toml").write_text(
+        '[data]\npath = "lists"\n[train]\nepochs = 1\n[model]\nkind = "linear"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    assert run("train", "lists/config.toml", "--out", "first", "--quiet") == (0, "", "")
+    assert run("train", "lists", "--out", "second", "--model", "linear", "--epochs", "1", "--quiet") == (0, "", "")
+    code, scores, _ = run("rank", "first", "lists")
+    assert code == 0 and scores == run("rank", "first", data / "letor")[1] != ""
+
+
 def test_a_run_whose_configuration_is_torn_or_gone_is_said_to_be(run, data, trained, tmp_path):
     shutil.copytree(trained / "first", tmp_path / "torn")
     shutil.copy(data / "latin.toml", tmp_path / "torn" / "config.toml")

@@ -299,6 +299,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(whole, stopped, c
     assert_same_run(stopped, whole)
 
 
+def test_a_configuration_that_was_emptied_is_named(stopped):
+    (stopped / "config.toml").write_text("\n")
+    with pytest.raises(
+        ValueError, match=r"config.toml is empty; expected the .*; put a copy of it back, or start a new run"
+    ):
+        list(run.advance(stopped))
+
+
 def test_two_damaged_checkpoints_are_an_error(stopped):
     for path in stopped.glob("checkpoint*"):
         path.write_bytes(b"")

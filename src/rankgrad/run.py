@@ -94,6 +94,11 @@ def advance(out: Path, *, read: SplitReader = shared_splits) -> Iterator[Step | 
             raise ValueError(f"the run {out} is finished; there is nothing to resume")
         load(config_file)  # before joining: a process that fails alone leaves the others waiting
         words = config_file.read_bytes()
+        if not words.strip():
+            raise ValueError(
+                f"{config_file} is empty; expected the configuration that the run was begun with; put a copy of it back, or "
+                "start a new run"
+            )
         for stray in out.glob(".scaled-*"):  # of processes that were killed while they read
             shutil.rmtree(stray)
     # Signals are handled once all have met, because nothing interrupts that wait, and until they have parted.
@@ -291,7 +296,11 @@ class Run:
 
 
 def _is_run(source: str) -> bool:
-    return (Path(source) / "config.toml").is_file()
+    """Whether a folder is a run; a config.toml alone may lie beside lists too."""
+    folder = Path(source)
+    return (folder / "config.toml").is_file() and any(
+        (folder / name).is_file() for name in ("history.jsonl", "model.safetensors")
+    )
 
 
 # --- what a run writes while it goes on, and its machine ---------------------------------------------------------------
