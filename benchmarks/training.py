@@ -3,8 +3,8 @@
     python benchmarks/training.py [--shape web30k] [--epochs 3] [--precision bf16] [--loss neural_ndcg]
 
 The paper's model and batch on made-up data of a public dataset's shape, validation at full length after every epoch. `plain` is
-float32 with every option of [train] off: padded batches, eager torch. Times per step and epoch are medians over the epochs after
-the first; `first` is what the first epoch took beyond that: compiling, recording; `all` is every epoch together.
+float32 in padded batches, step by step, without compiling or recording (the data lies on the GPU, the loss takes its kernels). Times per
+step and epoch are medians over the epochs after the first; `first` is what the first epoch took beyond that: compiling, recording; `all` is every epoch together.
 
 Nothing is printed if the metric after one epoch differs by more than 0.002 between the fast path and the fast path in float32,
 which draws the same dropout, or by more than 0.01 between the fast and the plain path, which does not.

@@ -1,5 +1,6 @@
 """The CUDA C++ kernels of short lists: they compile, and they pass the tests of their Triton twins, on a GPU or on a CPU."""
 
+import contextlib
 import functools
 import importlib.util
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ pytest.importorskip("triton")
 import cuda_on_cpu
 import test_kernels
 from rankgrad.kernels import clusters, nvrtc
+from rankgrad.losses import LOSSES
 
 CLUSTERS = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
 
@@ -21,7 +23,7 @@ on_hopper = pytest.mark.skipif(not CLUSTERS, reason="needs a GPU with clusters o
 @pytest.fixture
 def _compiler(monkeypatch, tmp_path):
     """NVRTC as a test dependency brings it, whatever torch was built with."""
-    if not importlib.util.find_spec("nvidia.cu13"):
+    if not (importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cu13")):
         pytest.skip("needs pip install nvidia-cuda-nvrtc")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -44,7 +46,7 @@ def test_sources_compile(name, sources, definitions, chip, monkeypatch):
     text = "\n".join(source.read_text() for source in sources)
     options = ["-std=c++17", f"--gpu-architecture=sm_{chip}", *(f"-D{definition}" for definition in definitions)]
     binary = nvrtc._compiled(text, name, options)
-    assert name.encode() in binary
+    assert b".text." + name.encode() in binary  # under that name, not under one of C++
     monkeypatch.setattr(nvrtc, "_succeeded", lambda _: pytest.fail("compiled again instead of read from the cache"))
     assert nvrtc._compiled(text, name, options) == binary
 
@@ -60,6 +62,36 @@ def test_without_the_library_it_is_an_error_that_names_it(monkeypatch):
     nvrtc._nvrtc.cache_clear()
     with pytest.raises(OSError, match=r"libnvrtc\.so\.7"):
         nvrtc._nvrtc()
+
+
+def test_a_thread_without_a_context_is_given_one(monkeypatch):
+    asked, codes = [], [201, 0, 7]
+    kernel = object.__new__(nvrtc.Kernel)
+    kernel._function, kernel._launch = None, lambda *_: codes.pop(0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: asked.append(True))
+    driver = SimpleNamespace(cuGetErrorString=lambda *_: None)
+    monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
+    kernel(0, 1, 1, 0, torch.zeros(1), 1, 1.0, None)
+    assert asked == [True] and codes == [7]
+    with pytest.raises(RuntimeError, match="CUDA reports error 7: unknown"):
+        kernel(0, 1, 1, 0)
+
+
+def test_what_fails_once_is_said_and_what_fails_while_recording_is_not_kept(monkeypatch):
+    recording = [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording[0])
+    monkeypatch.setattr(clusters, "_room", lambda _: 2**17)
+    monkeypatch.setattr(clusters, "Kernel", lambda *_: (_ for _ in ()).throw(OSError("no libnvrtc")))
+    scores = SimpleNamespace(device=torch.device("cuda", 7), shape=(2, 200), is_cuda=True)
+    labels = torch.zeros(1)
+    with pytest.raises(RuntimeError, match="call the loss once before recording"):
+        clusters.find(scores, labels, 30, False)
+    recording[0] = False
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    with pytest.warns(UserWarning, match="slower kernels .*: no libnvrtc"):
+        assert clusters.find(scores, labels, 30, False) is None
+    assert clusters.find(scores, labels, 30, False) is None  # said once
+    clusters._kernels.cache_clear()
 
 
 def test_only_where_they_can_run():
@@ -82,9 +114,7 @@ def emulated(width, transposed):
     definitions = [f"N={width}"]
     sort = cuda_on_cpu.Kernel("sort_lists", clusters.SORT, definitions)
     definitions.append(f"TRANSPOSED={int(transposed)}")
-    return clusters.Kernels(
-        sort, cuda_on_cpu.Kernel("neural_ndcg", clusters.ROUNDS, definitions, width // 128), width, 2**17
-    )
+    return clusters.Kernels(sort, cuda_on_cpu.Kernel("neural_ndcg", clusters.ROUNDS, definitions, width // 128), width)
 
 
 @pytest.fixture
@@ -108,6 +138,7 @@ class TestTwins:
     """What holds for Triton's kernels holds for these."""
 
     test_options = staticmethod(test_kernels.test_neural_ndcg_twins)
+    test_temperatures = staticmethod(test_kernels.test_temperatures_beyond_float32)
     test_stopping = staticmethod(test_kernels.test_every_list_stops_by_itself)
     test_widths = staticmethod(test_kernels.test_widths_of_neural_ndcg)
     test_huge_scores = staticmethod(test_kernels.test_huge_scores_and_a_huge_outlier)
@@ -133,6 +164,9 @@ class TestTwins:
         scores, labels, mask = test_kernels.batch(lengths, max(lengths))  # NaN under the padding, ties
         test_kernels.agree(name, scores, labels, mask, sinkhorn_iters=3, k=10)
         test_kernels.agree(name, torch.zeros_like(scores), labels, mask, sinkhorn_iters=2, sinkhorn_tol=1e-4)
+        test_kernels.agree(name, scores, labels, mask, sinkhorn_iters=0, gain=torch.sqrt)
+        for reduction in ("mean", "sum"):
+            test_kernels.agree(name, scores, labels, mask, sinkhorn_iters=1, reduction=reduction)
 
     @pytest.mark.parametrize("name", test_kernels.NDCG)
     def test_two_blocks_stop_at_once(self, name):
@@ -144,6 +178,20 @@ class TestTwins:
         given = test_kernels.batch((200, 140), 200, ties=False)
         first, second = (test_kernels.run("neural_ndcg", *given, "triton", sinkhorn_iters=2) for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+    @pytest.mark.filterwarnings("ignore:The .grad attribute")  # that Dynamo itself looks at
+    def test_a_compiled_function_leaves_them_alone(self):
+        scores, labels, mask = test_kernels.batch((70, 66), 70, ties=False)
+
+        def loss(scores):
+            return LOSSES["neural_ndcg"](scores.tanh(), labels, mask, backend="triton", sinkhorn_iters=1)
+
+        results = []
+        for function in (loss, torch.compile(loss, backend="eager")):  # and no warning, which would be an error
+            leaf = scores.nan_to_num().requires_grad_()
+            function(leaf).backward()
+            results.append(leaf.grad)
+        assert torch.equal(*results)
 
     @pytest.mark.parametrize(
         "dtype",

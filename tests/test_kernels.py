@@ -112,6 +112,12 @@ def test_neural_ndcg_twins(name, options):
     agree(name, *batch((7, 3, 1, 0), 9), **{"sinkhorn_iters": 4, **options})
 
 
+@pytest.mark.parametrize("name", [*NDCG, "neural_map"])
+@pytest.mark.parametrize("tau", [1e-50, 1e-39, 1e39])
+def test_temperatures_beyond_float32(name, tau):
+    agree(name, *batch((7, 3), 9, ties=False), sinkhorn_iters=2, tau=tau)
+
+
 @pytest.mark.parametrize("name", NDCG)
 def test_every_list_stops_by_itself(name):
     scores, labels, mask = batch((7, 8, 6), 8)
@@ -266,7 +272,7 @@ def test_which_path_a_tensor_gets(monkeypatch):
     with pytest.raises(ValueError, match="scores are on cpu"):
         kernels.choose("triton", scores)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(kernels, "_installed", lambda: False)
+    monkeypatch.setattr(kernels, "_INSTALLED", False)
     with pytest.raises(ValueError, match="triton is not installed"):
         kernels.choose("triton", scores)
 

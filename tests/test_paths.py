@@ -21,7 +21,7 @@ BIG = Transformer(136, width=8, feedforward=8)
 def gpu(monkeypatch):
     """A machine that says it has a GPU with 1 MiB of free memory."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**21))
-    monkeypatch.setattr("rankgrad.kernels._installed", lambda: True)
+    monkeypatch.setattr("rankgrad.kernels._INSTALLED", True)
 
 
 def test_a_gpu_takes_everything_and_a_cpu_nothing_but_its_own_memory(gpu):
@@ -45,7 +45,7 @@ def test_what_is_off_has_a_reason(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**10, 2**21))
     large = choose_path(Train(), BIG, TRAIN, CUDA, steps=30_000)
     assert not large.resident and large.pack and "GiB" in large.why_not["resident"]
-    monkeypatch.setattr("rankgrad.kernels._installed", lambda: False)
+    monkeypatch.setattr("rankgrad.kernels._INSTALLED", False)
     bare = choose_path(Train(), BIG, TRAIN, CUDA, steps=30_000)
     assert not bare.compile and bare.why_not["compile"] == "triton is not installed"
 

@@ -11,7 +11,6 @@ Under TRITON_INTERPRET=1 (set before triton is first imported) backend="triton" 
 tests run, and far slower than the torch path.
 """
 
-import functools
 import importlib.util
 import os
 
@@ -21,6 +20,7 @@ from torch import Tensor
 LARGEST_HEAD = 128  # wider heads of attention would not fit the registers
 LONGEST_IN_REGISTERS = 256  # documents: a relaxed sort keeps the matrix of such a list; longer ones go tile by tile
 
+_INSTALLED = importlib.util.find_spec("triton") is not None
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -62,12 +62,12 @@ def why_no_attention(device: torch.device, head: int) -> str:
         return "the attention kernel needs a CUDA device"
     if head > LARGEST_HEAD:
         return f"the attention kernel takes heads of up to {LARGEST_HEAD} dimensions, got {head}"
-    return "" if _installed() else "triton is not installed"
+    return "" if _INSTALLED else "triton is not installed"
 
 
 def why_no_compiler(device: torch.device) -> str:
     """What keeps torch.compile from a device; empty if nothing does."""
-    return "" if device.type != "cuda" or _installed() else "triton is not installed"
+    return "" if device.type != "cuda" or _INSTALLED else "triton is not installed"
 
 
 def _why_not(scores: Tensor) -> str:
@@ -80,15 +80,10 @@ def _why_not(scores: Tensor) -> str:
         )
     if scores.dim() < 1 or scores.numel() == 0:
         return "there are no scores"
-    if not _installed():
+    if not _INSTALLED:
         return "triton is not installed; pip install triton, or use backend='auto'"
     return ""
 
 
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-@functools.cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None

@@ -27,6 +27,13 @@ class Computed(torch.autograd.Function):
         return result if ctx.dtype == torch.float32 else result.to(ctx.dtype), None
 
 
+def computed(scores: Tensor, compute: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+    """The loss that `compute` finds with its gradient, attached to the scores."""
+    if torch.compiler.is_compiling():  # what launches a kernel is left as it is, in one piece
+        return torch.compiler.disable(Computed.apply)(scores, compute)
+    return Computed.apply(scores, compute)
+
+
 class Attach(torch.autograd.Function):
     """The loss of lists whose values and gradients are known, reduced as the caller asks."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 PAIR, RELEVANT = 0, 1  # which lists teach: two different labels; or two documents, one relevant, and an ideal DCG
 GAINS = {"exp2": 0, "linear": 1}  # 2 = given as a tensor
+_TAU = (1e-37, 1e37)  # kernels take numbers as float32; beyond these limits a temperature changes nothing any more
 
 # Regions of the workspace of B lists of L documents, in multiples of B L words; documents keep the input order.
 _IDEAL = tl.constexpr(0)  # float64: what a document adds to the ideal DCG, then the gain itself
@@ -30,6 +31,11 @@ STEPS = tl.constexpr(
     4
 )  # then three words: tickets of lists and blocks that are done, and how many lists count in the mean;
 # then, L words, d(m) - d(m + 1) for a distance m of ranks; then the values, a word for each block of documents
+
+
+def temperature(tau: float) -> float:
+    """A temperature that float32 can hold."""
+    return min(max(tau, _TAU[0]), _TAU[1])
 
 
 def summarise(

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rankgrad.kernels.lists import GAINS, cleaned
+from rankgrad.kernels.lists import GAINS, cleaned, temperature
 
 LOWEST_LOGIT = 64.0  # entries below exp(-64) are left out: windows end there
 WIDEST_GAP = 128.0  # across it every entry is exp(-128) = 0 in float32, so that no score is too large for the sums
@@ -21,7 +21,6 @@ WIDEST_GAP = 128.0  # across it every entry is exp(-128) = 0 in float32, so that
 WIDE = 256
 FAST = 128.0
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_TAU = (1e-37, 1e37)  # kernels take numbers as float32; beyond these limits a temperature changes nothing any more
 _SCAN = 2048  # documents at once where one program walks a list
 
 
@@ -93,7 +92,7 @@ def survey(ordered: Tensor, counts: Tensor, tau: float, tiles: Any) -> Sorted:
     ties, spans = counts.new_empty(3, lists, width).split((1, 2))
     windows = counts.new_empty(2, lists, blocks, 3)
     _prefix[(lists,)](
-        ordered, counts, sums, length, width, _single(tau),
+        ordered, counts, sums, length, width, temperature(tau),
         WIDEST=WIDEST_GAP, BLOCK=_SCAN, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     _windows[(lists, blocks)](
@@ -111,13 +110,9 @@ def finish(lists: Sorted, slope: Tensor, by_column: Tensor, order: Tensor | None
     prefix = by_column.new_empty(len(out), by_column.shape[-1] + 1)
     _finish[(len(out),)](
         lists.counts, lists.spans, slope, by_column, prefix,
-        out if order is None else order, out if scale is None else scale, out, length, by_column.shape[-1], _single(tau),
+        out if order is None else order, out if scale is None else scale, out, length, by_column.shape[-1], temperature(tau),
         ORDER=order is not None, BLOCK=_SCAN, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
-
-
-def _single(tau: float) -> float:
-    return min(max(tau, _TAU[0]), _TAU[1])
 
 
 @triton.jit

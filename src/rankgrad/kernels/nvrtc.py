@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from triton.runtime.cache import get_cache_manager
 
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -31,7 +32,7 @@ class Kernel:
         source = "\n".join(path.read_text(encoding="utf-8") for path in sources)
         self._binary = _compiled(source, name, options)  # the module reads from it
         self._function, module = ctypes.c_void_p(), ctypes.c_void_p()
-        torch.cuda.current_stream()  # makes the device's context
+        torch.cuda.mem_get_info()  # makes the device's context this thread's
         _checked(_driver().cuModuleLoadData(ctypes.byref(module), self._binary))
         _checked(_driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()))
         self._launch = _driver().cuLaunchKernel
@@ -45,7 +46,12 @@ class Kernel:
         values = [_value(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         on = ctypes.c_void_p(stream)
-        _checked(self._launch(self._function, blocks, 1, 1, threads, 1, 1, shared, on, places, None))
+        how = self._function, blocks, 1, 1, threads, 1, 1, shared, on, places, None
+        code = self._launch(*how)
+        if code == _NO_CONTEXT:  # a thread in which nothing of torch has used the device yet
+            torch.cuda.mem_get_info()
+            code = self._launch(*how)
+        _checked(code)
 
 
 def shared_memory(device: torch.device) -> int:
@@ -90,16 +96,13 @@ def _compiled(source: str, name: str, options: list[str]) -> bytes:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """The library of the CUDA version that torch was built with: where the loader finds it, or among pip's packages."""
+    """The library of the CUDA version that torch was built with: the one that pip put beside torch, else the loader's."""
     name = f"libnvrtc.so.{(torch.version.cuda or '0').split('.')[0]}"
-    try:
-        return ctypes.CDLL(name)
-    except OSError:
-        package = importlib.util.find_spec("nvidia")
-        for place in (package.submodule_search_locations or []) if package else []:
-            for path in Path(place).glob(f"*/lib/{name}"):
-                return ctypes.CDLL(str(path))
-        raise
+    package = importlib.util.find_spec("nvidia")
+    for place in (package.submodule_search_locations or []) if package else []:
+        for path in Path(place).glob(f"*/lib/{name}"):
+            return ctypes.CDLL(str(path))
+    return ctypes.CDLL(name)
 
 
 @functools.cache

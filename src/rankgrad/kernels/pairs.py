@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rankgrad.kernels.attach import Computed
+from rankgrad.kernels.attach import computed
 from rankgrad.kernels.lists import (
     DISCOUNT,
     GAIN_OVER_IDEAL,
@@ -56,7 +56,7 @@ def pairwise(
             )  # fmt: skip
         return loss, gradient
 
-    return Computed.apply(scores, compute)
+    return computed(scores, compute)
 
 
 def approx_ndcg(
@@ -77,7 +77,7 @@ def approx_ndcg(
             )  # fmt: skip
         return loss, gradient
 
-    return Computed.apply(scores, compute)
+    return computed(scores, compute)
 
 
 def _results(scores: Tensor, reduction: str) -> tuple[tuple[int, int], Tensor, Tensor]:

@@ -7,7 +7,8 @@ A_i = sum_{k < i} q_k, W_i = sum_{k < i} k q_k (float64), the logits relative to
 
 Gaps are cut at 128: what lies across such a gap is exp(-128) = 0 either way, so no score is too large for the sums.
 
-Every Sinkhorn iterate is diag(p) K diag(q), p by rank and q by document. Three launches: `sort_kernel` sorts a list and
+Every Sinkhorn iterate is diag(p) K diag(q), p by rank and q by document. Three launches (on some chips NeuralNDCG takes two others: see
+`rankgrad.kernels.clusters`): `sort_kernel` sorts a list and
 writes its prefix sums; `rounds_kernel` keeps K and runs all rounds, then walks them back, and leaves the vectors of each round
 in memory (4 T per list); `gradient_kernel` makes dK from them, one product of two thin matrices, block of rows by block of
 rows, K rebuilt on the way, and ends at the scores. What one leaves for the next lies in one workspace, linear in L.
@@ -28,9 +29,9 @@ import triton
 from torch import Tensor
 
 from rankgrad.kernels import clusters
-from rankgrad.kernels.attach import Computed
+from rankgrad.kernels.attach import computed
 from rankgrad.kernels.gradient import gradient_kernel
-from rankgrad.kernels.lists import GAINS
+from rankgrad.kernels.lists import GAINS, temperature
 from rankgrad.kernels.rounds import rounds_kernel
 from rankgrad.kernels.short_lists import sort_kernel, sorted_kernel
 from rankgrad.kernels.workspace import words
@@ -47,7 +48,7 @@ class ScaledSort(torch.autograd.Function):
         ctx: Any, scores: Tensor, counts: Tensor, values: Tensor, tau: float, iters: int, tol: float, transposed: bool
     ) -> Tensor:
         """[B, L] float32 scores (sorted), counts [B], values [B, L] -> [B, L]."""
-        scores, values = scores.contiguous(), values.contiguous()
+        scores, values, tau = scores.contiguous(), values.contiguous(), temperature(tau)
         work = _workspace(scores, iters)
         out = torch.empty_like(values)
         by_rank, by_document = (values, out) if transposed else (out, values)
@@ -87,6 +88,7 @@ def neural_ndcg(
     reduction: str,
 ) -> Tensor:
     """`rankgrad.losses.direct.neural_ndcg`, or its transposed form: value and gradient at once, [..., L] -> scalar."""
+    tau = temperature(tau)
 
     def compute() -> tuple[Tensor, Tensor]:
         length = scores.shape[-1]
@@ -120,7 +122,7 @@ def neural_ndcg(
             _gradient(scores, work, work, work, gradient, loss, iters, tau, depth, transposed, reduction)
         return loss, gradient
 
-    return Computed.apply(scores, compute)
+    return computed(scores, compute)
 
 
 def _width(length: int) -> int:

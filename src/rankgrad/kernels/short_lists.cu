@@ -270,9 +270,12 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
 
     const float gain = real_j ? pages.gains(page)[thread] : 0.0f;
     const float value_scale = page[VALUE_SCALE];
-    float weight = 0.0f;  // how many lists count in the mean
-    for (int b = thread; b < lists; b += THREADS) weight += pages[b][WEIGHS];
-    weight = reduction == MEAN ? fmaxf(over_block(weight, room.few), 1.0f) : 1.0f;
+    float weight = 1.0f;
+    if (reduction == MEAN) {  // how many lists count
+        weight = 0.0f;
+        for (int b = thread; b < lists; b += THREADS) weight += pages[b][WEIGHS];
+        weight = fmaxf(over_block(weight, room.few), 1.0f);
+    }
     const float grad_scale = page[GRAD_SCALE] / (tau * weight);
     if (thread < N) room.edges[thread] = first + last, room.column_a[thread] = 1.0f;
     for (int at = thread; at < 2 * (N + 1); at += THREADS)
