@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import re
 import shutil
@@ -241,6 +242,28 @@ def test_train_says_that_nothing_could_be_chosen_or_judged(run, data, tmp_path):
         "vali split, 1 query; epoch 1 of 2 was kept, as the first: no validation query has a relevant document to choose by"
         in out
     )
+
+
+def test_a_test_split_whose_labels_are_withheld_is_left_out_of_the_judgement(run, data, tmp_path):
+    code, out, err = run("train", data / "no-test", "--model", "linear", "--epochs", 1, "--out", tmp_path / "r")
+    first, *epochs = err.splitlines()
+    assert code == 0 and len(epochs) == 1
+    assert first == (
+        f"no query in the test split of {data}/no-test has a relevant document: the run is judged by validation alone"
+    )
+    assert (
+        "vali split, 8 queries; epoch 1 of 1 was best on validation\nthe test split has no relevant document and "
+        in out
+    )
+    assert run("compare", tmp_path / "r", tmp_path / "r")[1].startswith("ndcg@10 on the vali split")
+
+
+def test_a_metric_that_chose_nothing_is_not_said_to_have_chosen(run, data, tmp_path):
+    (tmp_path / "half.txt").write_text(re.sub("^[12]", "0.5", letor(lists(1, 8)), flags=re.M))
+    line = ("--model", "linear", "--epochs", 2, "--loss", "listnet", "--out", tmp_path / "r")
+    code, out, _ = run("train", tmp_path / "half.txt", *line, "--metric", "map")
+    assert code == 0 and "epoch 1 of 2 was kept, as the first: no validation query has a relevant document" in out
+    assert json.loads((tmp_path / "r" / "report.json").read_text())["selection"].startswith("first epoch")
 
 
 # --- evaluate, rank, compare: a newcomer's path -----------------------------------------------------------------------
@@ -569,10 +592,9 @@ MISTAKES = [
     ("train {data}/latin.toml", "latin.toml is not text; expected a configuration in TOML"),
     ("train absent.toml", "absent.toml does not exist; expected a configuration file"),
     ("train {data}/broken.txt", "broken.txt:2:9: '1:x' has a value that is not a finite decimal number"),
-    ("train {data}/no-test", "no-test has a relevant document, so that there is nothing to judge a model by"),
     (
         "train {data}/clicks.txt",
-        "is 2000, and NDCG's gain 2^label - 1 of it is no number; expected grades of relevance",
+        "is 2000, and its gain 2^label - 1, of which the NDCG that every run records is made, is no number; expected grades",
     ),
     ("train --resume absent", "absent is not a run: it has no config.toml"),
     ("train --resume {runs}/first", "is finished; there is nothing to resume"),
@@ -742,3 +764,5 @@ def test_lines_tell_of_skipped_steps_early_stopping_and_a_resumed_start(capsys):
     assert last.endswith("stopped early")
     watch(events, config, quiet=True)
     assert capsys.readouterr() == ("", "")
+    watch([*events[:2], epoch._replace(loss=math.nan, skipped=1)], config)
+    assert "  no step was taken  vali map 0.2500  1 step skipped  " in capsys.readouterr().err

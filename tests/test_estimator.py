@@ -397,14 +397,27 @@ def test_small_and_flat_data():
     assert NeuralRanker(**SMALL).fit(X[:, :1], y, qid=qid).n_features_in_ == 1
 
 
-def test_nothing_to_choose_by_and_grades_that_are_none():
+def test_nothing_to_choose_by_and_grades_that_are_none(capsys):
     X, y, qid = documents()
     with pytest.warns(UserWarning, match="no query to judge epochs by has a relevant document.*look at eval_set"):
         ranker = NeuralRanker(**SMALL).fit(X, y, qid=qid, eval_set=(X, np.zeros(len(y)), qid))
     assert ranker.best_epoch_ == 1
-    with pytest.raises(ValueError, match="a label of query .* is 3000.*; map your labels to grades"):
-        NeuralRanker(**SMALL).fit(X, np.where(y > 0, 3000, 0), qid=qid)
-    NeuralRanker(**SMALL | {"loss": "listnet", "metric": "map"}).fit(X, np.where(y > 0, 3000, 0), qid=qid)
+    with pytest.warns(UserWarning, match="no query to judge epochs by has a relevant document for map, .* from 1 on"):
+        NeuralRanker(**SMALL | {"metric": "map"}).fit(X, y, qid=qid, eval_set=(X, y / 10, qid))
+    clicks = np.where(y > 0, 3000, 0)
+    words = "a label of query .* is 3000, .* of which {} is made, .*; map your labels to grades, or choose a {} without gains"
+    with pytest.raises(ValueError, match=words.format("ndcg@10", "metric")):
+        NeuralRanker(**SMALL | {"loss": "rmse"}).fit(X, clicks, qid=qid)
+    for loss in ("lambdarank@3", "xe_ndcg"):
+        with pytest.raises(ValueError, match=words.format(f"the loss {loss}", "loss")):
+            NeuralRanker(**SMALL | {"loss": loss, "metric": "map"}).fit(X, clicks, qid=qid)
+    ranker = NeuralRanker(**SMALL, verbose=True)
+    with pytest.raises(ValueError, match=words.format("ndcg@10", "metric")):
+        ranker.fit(X, y, qid=qid, eval_set=(X, clicks, qid))
+    assert capsys.readouterr().err == ""  # before anything was trained
+    NeuralRanker(**SMALL | {"loss": "listnet", "metric": "map"}).fit(X, clicks, qid=qid)
+    linear = {"loss": "lambdarank", "loss_options": {"gain": "linear"}, "metric": "err"}
+    NeuralRanker(**SMALL | linear).fit(X, clicks, qid=qid)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from torch import nn
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.synthesis import synthetic
-from rankgrad.evaluate import evaluate, judge, mean, score, summarise
+from rankgrad.evaluate import decides, evaluate, judge, mean, score, summarise
 from rankgrad.metrics import average_precision, ndcg
 from rankgrad.models import MLP, Transformer
 
@@ -111,10 +111,15 @@ def test_labels_whose_gain_is_no_number_do_not_look_like_empty_queries():
     for label in (1000.0, 1001.0):
         data = RankingDataset(features, np.array([0, 1, 0, label]), offsets, np.array(["a", "b"]))
         assert np.isfinite(judge(np.arange(4), data, ["map", "mrr"])["map"]).all()
+        assert judge(np.arange(4), data, ["err"])["err"].tolist() == [1 / 16, 15 / 16]  # labels above 4 count as 4
         if label == 1000:
-            assert judge(np.arange(4), data, ["ndcg@2", "dcg", "err"])["ndcg@2"].tolist() == [1, 1]
-        for metric in ("ndcg@2", "dcg", "err") if label > 1000 else ():
-            with pytest.raises(
-                ValueError, match="a label of query b is 1001, .* 0 to 4, 1000 at most; map your labels"
-            ):
-                judge(np.arange(4), data, [metric])
+            assert judge(np.arange(4), data, ["ndcg@2", "dcg"])["ndcg@2"].tolist() == [1, 1]
+        for metric in ("ndcg@2", "dcg") if label > 1000 else ():
+            words = f"a label of query b is 1001, .* of which {metric} is made, .* 1000 at most; map your labels .* such as map"
+            with pytest.raises(ValueError, match=words):
+                judge(np.arange(4), data, ["map", metric])
+
+
+def test_a_metric_decides_where_a_query_is_not_empty_to_it():
+    data = RankingDataset(np.zeros((4, 1)), [0, 0, 0, 0.5], [0, 2, 4], [1, 2])
+    assert decides(data, "ndcg") and not decides(data, "map")  # which counts documents of label 1 and above

@@ -85,7 +85,9 @@ class Pace:
 
 
 def _loss(epoch: Epoch) -> str:
-    return "no list taught anything" if math.isnan(epoch.loss) else f"loss {epoch.loss:.4f}"
+    if math.isnan(epoch.loss):
+        return "no step was taken" if epoch.skipped else "no list taught anything"
+    return f"loss {epoch.loss:.4f}"
 
 
 def _line(epoch: Epoch, config: Config, pace: Pace, title: str) -> str:
@@ -93,7 +95,7 @@ def _line(epoch: Epoch, config: Config, pace: Pace, title: str) -> str:
         f"{title} {epoch.epoch}/{config.train.epochs}",
         _loss(epoch),
         f"vali {config.train.metric} {epoch.metric:.4f}{' best' if epoch.best else ''}",
-        f"{epoch.skipped} steps skipped" if epoch.skipped else "",
+        f"{epoch.skipped} step{'s' * (epoch.skipped > 1)} skipped" if epoch.skipped else "",
         pace.speed(),
         "stopped early" if epoch.stop else pace.left(config.train.epochs),
     )

@@ -43,9 +43,9 @@ from rankgrad.config import Config, dumps, loads
 from rankgrad.data.arrays import as_query_ids, group_arrays
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling, fit_scaling
-from rankgrad.evaluate import expect_grades, judge, mean, score
+from rankgrad.evaluate import expect_gains, expect_grades, judge, mean, score
 from rankgrad.metrics import parse_metric
-from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve
+from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve, takes_gain
 from rankgrad.splits import scaled
 from rankgrad.train import Epoch, Learner, Step, make_optimiser, train
 
@@ -182,18 +182,22 @@ class NeuralRanker(BaseEstimator):
         rows, labels = documents(self, X, y, reset=True)
         data = group_arrays(rows, labels, as_query_ids(qid, len(rows)), sample_weight)
         expect_grades(data, [config.train.metric])
+        if takes_gain(config):
+            expect_gains(data, f"the loss {config.loss.name}", ", or choose a loss without gains, such as listnet")
         judged = eval_parts(eval_set, eval_qid)
         held_out = None
         if judged is not None:
             rows, labels = documents(self, *judged[:2])
             held_out = group_arrays(rows, labels, as_query_ids(judged[2], len(rows), "eval_qid"))
+            expect_grades(held_out, [config.train.metric])
         elif config.train.patience is not None:
             data, held_out = hold_out(data, config.data.validation, config.train.seed)
         scaling = fit_scaling(data, config.data.scaling)
         train_set = scaled(data, scaling)
         objective = make_objective(config)
         warn_if_nothing_teaches(train_set, objective, config.loss.name)
-        warn_if_nothing_chooses(held_out)
+        if held_out is not None:
+            warn_if_nothing_chooses(held_out, config.train.metric)
         with _borrowed(self.device) as device:
             units = max(1, int(data.labels.max())) if parse_loss(config.loss.name)[0] == "ordinal" else 1
             torch.manual_seed(config.train.seed)

@@ -99,15 +99,26 @@ def evaluate(
 
 
 def expect_grades(dataset: RankingDataset, metrics: Sequence[str]) -> None:
-    """Refuse labels whose gain is beyond all numbers, if a metric has gains: such a query would look like an empty one."""
-    gained = any(name.partition("@")[0] in ("ndcg", "dcg", "err") for name in metrics)
-    if gained and dataset.labels.max() > LARGEST_LABEL:
+    """Refuse labels that a metric has no gain for: such a query would look like an empty one."""
+    for name in metrics:
+        if name.partition("@")[0] in ("ndcg", "dcg"):
+            expect_gains(dataset, name, ", or choose a metric without gains, such as map")
+
+
+def expect_gains(dataset: RankingDataset, of: str, mend: str = "") -> None:
+    """Refuse labels whose gain is beyond all numbers; `of` says what takes it, `mend` what else may be done."""
+    if dataset.labels.max() > LARGEST_LABEL:
         place = int(dataset.labels.argmax())
         query = dataset.query_ids[np.searchsorted(dataset.offsets, place, side="right") - 1]
         raise ValueError(
-            f"a label of query {query} is {dataset.labels[place]:g}, and NDCG's gain 2^label - 1 of it is no number; expected "
-            f"grades of relevance such as 0 to 4, {LARGEST_LABEL} at most; map your labels to grades"
+            f"a label of query {query} is {dataset.labels[place]:g}, and its gain 2^label - 1, of which {of} is made, is no "
+            f"number; expected grades of relevance such as 0 to 4, {LARGEST_LABEL} at most; map your labels to grades{mend}"
         )
+
+
+def decides(dataset: RankingDataset, metric: str) -> bool:
+    """Whether a metric can tell one ranking of these lists from another: not if all queries are empty to it."""
+    return not np.isnan(judge(np.zeros(len(dataset.labels)), dataset, [metric])[metric]).all()
 
 
 def judge(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ from sklearn.utils.validation import validate_data
 from rankgrad.data.arrays import as_float32
 from rankgrad.data.batching import batches
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.evaluate import decides
 from rankgrad.update import Objective
 
 NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": "allow-nan"}
@@ -79,12 +80,13 @@ def warn_if_nothing_teaches(data: RankingDataset, objective: Objective, loss: st
         )
 
 
-def warn_if_nothing_chooses(held_out: RankingDataset | None) -> None:
+def warn_if_nothing_chooses(held_out: RankingDataset, metric: str) -> None:
     """Say that no epoch will be better than another on the queries that are to choose one."""
-    if held_out is not None and not (held_out.labels > 0).any():
+    if not decides(held_out, metric):
         warnings.warn(
-            "no query to judge epochs by has a relevant document, so that the first epoch is as good as any and is kept; expected "
-            "grades above 0 there; look at eval_set, or at y where queries were held out",
+            f"no query to judge epochs by has a relevant document for {metric}, so that the first epoch is as good as any and is "
+            "kept; expected grades above 0 there, or from 1 on for metrics without gains; look at eval_set, or at y where queries "
+            "were held out",
             UserWarning,
             stacklevel=3,
         )

@@ -24,11 +24,12 @@ from rankgrad.queries import keep, with_curve
 
 CONVENTION = "gain 2^y - 1, discount 1 / log2(rank + 1), ties in input order"
 LAST_EPOCH = "last epoch, whatever validation said"
+FIRST_EPOCH = "first epoch, because no validation query tells one ranking from another"
 
 
 def wanted(splits: Mapping[str, RankingDataset], metrics: Sequence[str]) -> dict[str, Sequence[str]]:
     """The metrics to measure on each split, for `record`."""
-    return {**dict.fromkeys(splits, metrics), _judged(splits): with_curve(metrics)}
+    return {**dict.fromkeys(splits, metrics), judged(splits): with_curve(metrics)}
 
 
 def record(
@@ -45,8 +46,8 @@ def record(
 
     `facts` holds what was trained and how: loss, data, seed, selection, best_epoch, epochs, seconds, processes.
     """
-    judged = _judged(splits)
-    keep(out, judged, splits[judged], results[judged], metrics)
+    split = judged(splits)
+    keep(out, split, splits[split], results[split], metrics)
     known = versions()
     report = {
         "loss": facts["loss"],
@@ -84,9 +85,9 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _judged(splits: Mapping[str, RankingDataset]) -> str:
-    """The split whose per-query values are kept: test where there is one."""
-    return "test" if "test" in splits else "vali"
+def judged(splits: Mapping[str, RankingDataset]) -> str:
+    """The split whose per-query values are kept: test where there is one with a relevant document."""
+    return "test" if "test" in splits and (splits["test"].labels > 0).any() else "vali"
 
 
 def _counts(data: RankingDataset) -> dict[str, int]:

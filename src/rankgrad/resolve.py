@@ -77,6 +77,13 @@ def make_objective(config: Config) -> Objective:
     return objective
 
 
+def takes_gain(config: Config) -> bool:
+    """Whether the loss of a configuration takes the gain 2^y - 1 of a label, which the largest labels do not have."""
+    name = parse_loss(config.loss.name)[0]
+    graded = "gain" in inspect.signature(LOSSES[name]).parameters
+    return name == "xe_ndcg" or (graded and config.loss.options.get("gain", "exp2") == "exp2")
+
+
 def make_model(settings: Model, features: int, units: int, loss: str) -> nn.Module:
     """The scorer of a configuration."""
     tanh = loss.startswith("neural_") if settings.tanh is None else settings.tanh

@@ -18,7 +18,7 @@ from rankgrad.data.storage import MANIFEST
 from rankgrad.ensemble import Ensemble
 from rankgrad.evaluate import RULES as EMPTY
 from rankgrad.queries import Judged, kept
-from rankgrad.records import CONVENTION, LAST_EPOCH
+from rankgrad.records import CONVENTION, FIRST_EPOCH, LAST_EPOCH
 from rankgrad.significance import LEVEL, bootstrap_interval, compare
 
 RULES = {"empty=1": "count 1", "empty=0": "count 0", "skipped": "left out"}  # a report's names, as a person reads them
@@ -83,17 +83,19 @@ def _interval(found: Mapping[str, float]) -> tuple[str, str]:
 
 def describe_report(report: Mapping[str, Any]) -> str:
     """The end of a training run: the metrics it was trained for, and where it is."""
-    split = "test" if "test" in report["metrics"] else "vali"
-    validation = report["splits"]["vali"]
-    why = "was best on validation"
-    if report["selection"] == LAST_EPOCH:
-        why = "was kept, as the last"
-    elif validation["empty_queries"] == validation["queries"]:
-        why = "was kept, as the first: no validation query has a relevant document to choose by"
+    test = report["splits"].get("test")
+    empty = test is not None and test["empty_queries"] == test["queries"]
+    split = "vali" if test is None or empty else "test"
+    why = {
+        LAST_EPOCH: "was kept, as the last",
+        FIRST_EPOCH: "was kept, as the first: no validation query has a relevant document to choose by",
+    }.get(report["selection"], "was best on validation")
     return (
         f"{by_rule(report['metrics'][split])}\n"
         f"{split} split, {_queries(report['splits'][split]['queries'])}; "
-        f"epoch {report['best_epoch']} of {report['epochs']} {why}\n{CONVENTION}\n"
+        f"epoch {report['best_epoch']} of {report['epochs']} {why}\n"
+        + ("the test split has no relevant document and says nothing of the model\n" if empty else "")
+        + f"{CONVENTION}\n"
         f"{report['seconds']:.1f} s; the run is in {report['run']}"
     )
 

@@ -44,10 +44,10 @@ from rankgrad.config import Config, dumps, load, loads
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling
 from rankgrad.data.sources import check_source, read_lists
-from rankgrad.evaluate import evaluate, score
+from rankgrad.evaluate import decides, evaluate, score
 from rankgrad.numerics import threads_and_precision
 from rankgrad.processes import InterruptedRunError as InterruptedRunError  # raised by `advance`
-from rankgrad.records import LAST_EPOCH, record, versions, wanted, without_nan
+from rankgrad.records import FIRST_EPOCH, LAST_EPOCH, judged, record, versions, wanted, without_nan
 from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve
 from rankgrad.splits import ScaledSplits, scaled, shared_splits
 from rankgrad.train import Epoch, Learner, Step, finished, make_optimiser, train
@@ -125,6 +125,11 @@ def _advance(
     device = make_device(config.train.device)
     versions()  # asks for the commit now, not when something else may have been checked out
     splits, scaling, fingerprint = read(config, out, world)
+    if rank == 0 and "test" in splits and judged(splits) != "test":
+        print(
+            f"no query in the test split of {config.data.path} has a relevant document: the run is judged by validation alone",
+            file=sys.stderr,
+        )
     train_set = splits["train"]
     units = max(1, int(train_set.labels.max())) if parse_loss(config.loss.name)[0] == "ordinal" else 1
     with torch.random.fork_rng(devices=[]):
@@ -189,7 +194,7 @@ def _advance(
     if rank == 0:
         best = config.train.select == "best"
         facts = {
-            "selection": "best epoch by validation" if best else LAST_EPOCH,
+            "selection": _selection(splits["vali"], config.train.metric) if best else LAST_EPOCH,
             "best_epoch": learner.progress.best_epoch if best else learner.progress.epoch,
             "epochs": learner.progress.epoch,
             "seconds": round(seconds(), 3),
@@ -200,6 +205,10 @@ def _advance(
     del loop
     gc.collect()
     processes.wait_for_all()
+
+
+def _selection(validation: RankingDataset, metric: str) -> str:
+    return "best epoch by validation" if decides(validation, metric) else FIRST_EPOCH
 
 
 def _finish(

@@ -24,7 +24,8 @@ from rankgrad.data._published import CATALOGUE, SPLITS
 from rankgrad.data.catalogue import Progress, prepare, recognise, set_aside
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.sources import files_of, is_text_folder, read_splits
-from rankgrad.splits import ScaledSplits, expect_relevant, load_splits, open_scaled, save_scaled
+from rankgrad.records import judged
+from rankgrad.splits import ScaledSplits, load_splits, open_scaled, save_scaled
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,11 @@ def _collect(
         splits |= set_aside(splits["train"], Path(source))
         notes = ("there is no validation split: a quarter of the train queries, always the same, was set aside",)
         names.discard("vali")
-    expect_relevant(splits, source)
+    if judged(splits) != "test":
+        raise ValueError(
+            f"no query in the test split of {source} has a relevant document, so that there is nothing to judge a model by; "
+            "expected labels above 0 there; look at the labels"
+        )
     if "vali" not in names and full:
         splits["train"] = RankingDataset.concatenate([splits["train"], splits["vali"]])
         notes = (*notes, "models are trained on the queries set aside too: their validation numbers mean nothing")
