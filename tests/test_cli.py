@@ -347,6 +347,7 @@ def test_rank_keeps_the_order_of_the_rows_however_queries_are_mixed(run, data, t
 def test_tables_to_be_ranked_need_no_labels(run, data, trained, tmp_path):
     rows = list(lists(1, 3))
     (tmp_path / "known.csv").write_text(csv(rows))
+    header, *known_lines = csv(rows).splitlines()
     new = "".join(f"{','.join(line.split(',')[1:])}\n" for line in csv(rows).splitlines())
     (tmp_path / "new.csv").write_text(new)
     (tmp_path / "folder").mkdir()
@@ -356,7 +357,19 @@ def test_tables_to_be_ranked_need_no_labels(run, data, trained, tmp_path):
         known = run("rank", folder, tmp_path / "known.csv")
         assert known[0] == 0 and known[1].count("\n") == 12
         assert run("rank", folder, tmp_path / "new.csv") == run("rank", folder, tmp_path / "folder") == known
-        assert "has no column 'label'" in run("evaluate", folder, tmp_path / "new.csv")[2]
+        assert (
+            "has no column 'label'; rename the column of grades so, or"
+            in run("evaluate", folder, tmp_path / "new.csv")[2]
+        )
+        for unknown in ("?", "", "-1", "none"):
+            text = "\n".join([header, *(f"{unknown},{line.partition(',')[2]}" for line in known_lines)])
+            (tmp_path / "unknown.csv").write_text(f"{text}\n")
+            assert run("rank", folder, tmp_path / "unknown.csv") == known
+        (tmp_path / "late.csv").write_text("\n".join([header, *known_lines, "?,9,1,2,3\n"]))
+        assert run("rank", folder, tmp_path / "late.csv")[1].startswith(known[1])
+    (tmp_path / "semicolons.csv").write_text(new.replace(",", ";"))
+    words = "has no column 'qid'; is another separator between them? its columns are 'qid;a;b;c'\n"
+    assert run("rank", trained / "first", tmp_path / "semicolons.csv")[2].endswith(words)
 
 
 def test_rank_writes_a_file_and_replaces_one_only_when_told(run, data, trained, tmp_path):

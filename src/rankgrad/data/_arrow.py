@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,10 +35,11 @@ def kind_of(path: Path) -> str | None:
     return kind if kind in PARQUET + TEXT + ARROW else None
 
 
-def open_table(source: Any, number: int, qid: str, wanted: set[str] | None) -> Table:
+def open_table(source: Any, number: int, qid: str, wanted: Callable[[str], bool]) -> Table:
     """An Arrow table of a path or a frame, with a duplicate column name refused.
 
-    A CSV file leaves the type of its columns open: `qid` is read as text or numbers, `wanted` columns as numbers.
+    A CSV file leaves the type of its columns open: `qid` is read as text or numbers, `wanted` columns as numbers, and
+    the others as text, which takes anything.
     """
     pyarrow = import_pyarrow()
     package = type(source).__module__.split(".")[0]
@@ -90,7 +92,7 @@ def _refuse_twins(name: str, columns: list[str]) -> None:
         raise ValueError(f"{name} has several columns named {twice!r}; expected distinct names; {mend}")
 
 
-def _read_file(path: Path, qid: str, wanted: set[str] | None) -> Any:
+def _read_file(path: Path, qid: str, wanted: Callable[[str], bool]) -> Any:
     pyarrow = import_pyarrow()
     kind = kind_of(path)
     if path.is_dir():
@@ -109,13 +111,13 @@ def _read_file(path: Path, qid: str, wanted: set[str] | None) -> Any:
         raise ValueError(f"cannot read {path} as {kind[1:]}: {error}; expected a sound file of that kind") from error
 
 
-def _read_csv(path: Path, delimiter: str, qid: str, wanted: set[str] | None) -> Any:
+def _read_csv(path: Path, delimiter: str, qid: str, wanted: Callable[[str], bool]) -> Any:
     """Numbers are asked for as float64: left to itself, pyarrow takes 0x10 for an integer."""
     pyarrow = import_pyarrow()
     csv, types, parse = pyarrow.csv, pyarrow.types, pyarrow.csv.ParseOptions(delimiter=delimiter)
 
     def read(kinds: dict[str, Any], nulls: bool = False) -> Any:
-        kinds = kinds | {qid: pyarrow.large_string()}
+        kinds = others | kinds | {qid: pyarrow.large_string()}
         convert = csv.ConvertOptions(column_types=kinds, strings_can_be_null=nulls)
         with pyarrow.input_stream(str(path), compression="detect") as stream:
             return csv.read_csv(stream, parse_options=parse, convert_options=convert)
@@ -123,7 +125,8 @@ def _read_csv(path: Path, delimiter: str, qid: str, wanted: set[str] | None) -> 
     with pyarrow.input_stream(str(path), compression="detect") as stream:
         guess = csv.open_csv(stream, parse_options=parse).schema  # from the beginning of the file
     tests = (types.is_integer, types.is_floating, types.is_null)
-    numbers = [f.name for f in guess if (wanted is None or f.name in wanted) and any(t(f.type) for t in tests)]
+    numbers = [f.name for f in guess if wanted(f.name) and any(t(f.type) for t in tests)]
+    others = {name: pyarrow.large_string() for name in guess.names if not wanted(name)}
     try:
         table = read(dict.fromkeys(numbers, pyarrow.float64()))
     except pyarrow.ArrowInvalid as error:
@@ -179,7 +182,9 @@ def at(table: Table, row: int, name: str) -> str:
     return f"{table.name}, row {row + 1}, column {name!r}"
 
 
-def expect_numbers(table: Table, name: str, mend: str = "convert the column, or leave it out with features=") -> None:
+def expect_numbers(
+    table: Table, name: str, mend: str = "convert the column, or take it out (in Python: choose with features=)"
+) -> None:
     types = import_pyarrow().types
     column = plain(table.arrow[name])
     tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null)

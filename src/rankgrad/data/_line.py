@@ -223,7 +223,7 @@ def _refuse_qid(body: bytes, at: int) -> LineError:
     return LineError(
         column,
         f"no qid after the label, at {quote(token)}; expected qid:<integer>; "
-        "where group sizes are in a side file, pass it as groups=",
+        "where group sizes are in a side file, read_svmlight(FILE, groups=SIDE).save(FOLDER) in Python makes a folder of both",
     )
 
 

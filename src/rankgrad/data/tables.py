@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from rankgrad.data.arrays import first_return, group_rows, one_per_query
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.values import MAX_FLOAT32, as_missing
 
+ROLES = {"label": "grades", "qid": "query ids", "weight": "weights"}
 ROWS = 1 << 14  # rows turned into features at a time: a block of all columns stays in the cache
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ def read_table(
       the float32 nearest to it.
     - `label`: numbers, finite, not negative. `qid`: integers or text. `weight`: one number per query, the same in
       all its rows. None of them may be null.
-    - `labelled`: False gives a table without that column labels 0, for documents that are only to be ranked.
+    - `labelled`: False gives labels 0, for documents that are only to be ranked; the column `label` may be there, and
+      may hold anything.
     - `scattered`: rows of a query that are not together are grouped at the place of its first row, or refused;
       `in_source_order` puts results back.
 
@@ -61,12 +63,17 @@ def read_table(
     if scattered not in ("group", "refuse"):
         raise ValueError(f"scattered is {scattered!r}; expected 'group' or 'refuse'")
     missing = as_missing(missing)
-    roles = [name for name in (label, qid, weight) if name is not None]
-    _expect_names(roles, features)
-    wanted = None if features is None else {*roles, *features}
+    roles = {"label": label, "qid": qid} | ({} if weight is None else {"weight": weight})
+    _expect_names([*roles.values()], features)
+    if not labelled:
+        del roles["label"]
+
+    def wanted(name: str) -> bool:
+        return name in roles.values() or (name in features if features is not None else name != label)
+
     tables = [open_table(one, number, qid, wanted) for number, one in enumerate(_several(source))]
     if not labelled:
-        tables = [_with_labels(table, label) for table in tables]
+        tables = [_without(table, label) for table in tables]
     names = _feature_names(tables, roles, features)
     total = sum(table.arrow.num_rows for table in tables)
     if total == 0:
@@ -83,7 +90,9 @@ def read_table(
             counts["clamped"],
             counts["first_clamped"],
         )
-    labels = np.concatenate([_amounts(table, label) for table in tables])
+    labels = np.zeros(total, np.float32)
+    if labelled:
+        labels = np.concatenate([_amounts(table, label) for table in tables])
     order, offsets, query_ids = _group(tables, qid, scattered)
     weights = None
     if weight is not None:
@@ -103,12 +112,9 @@ def read_table(
     )
 
 
-def _with_labels(table: Table, label: str) -> Table:
-    """The table itself, or with a column of zeros where it has no labels."""
-    if label in table.arrow.column_names:
-        return table
-    zeros = import_pyarrow().array(np.zeros(table.arrow.num_rows, np.float32))
-    return table._replace(arrow=table.arrow.append_column(label, zeros))
+def _without(table: Table, label: str) -> Table:
+    """The table less its labels, if it has any."""
+    return table._replace(arrow=table.arrow.select([name for name in table.arrow.column_names if name != label]))
 
 
 def _several(source: Any) -> list[Any]:
@@ -126,39 +132,45 @@ def _expect_names(roles: list[str], features: Sequence[str] | None) -> None:
             raise ValueError(f"a column is named {name!r}; expected names as text; write {str(name)!r}")
 
 
-def _feature_names(tables: list[Table], roles: list[str], features: Sequence[str] | None) -> list[str]:
+def _feature_names(tables: list[Table], roles: Mapping[str, str], features: Sequence[str] | None) -> list[str]:
     """The feature columns, after checking that every table has all the columns it needs."""
-    columns = _named_columns(tables[0])
-    names = [name for name in columns if name not in roles] if features is None else list(features)
-    if len(set(names + roles)) < len(names + roles):
-        twice = next(name for name in names + roles if (names + roles).count(name) > 1)
+    columns, others = _named_columns(tables[0]), [*roles.values()]
+    names = [name for name in columns if name not in others] if features is None else list(features)
+    if len(set(names + others)) < len(names + others):
+        twice = next(name for name in names + others if (names + others).count(name) > 1)
         raise ValueError(f"column {twice!r} is named twice among features, label, qid and weight; name it once")
     for table in tables:
         own = table.arrow.column_names
-        for name in roles + names:
+        for name in others + names:
             if name not in own:
+                role = next((role for role in roles if roles[role] == name), None)
                 raise ValueError(
-                    f"{table.name} has no column {name!r}; {_hint(name, own)}its columns are {_listing(own)}"
+                    f"{table.name} has no column {name!r}; {_hint(name, own, role)}its columns are {_listing(own)}"
                 )
         extra = [] if features is not None else [name for name in _named_columns(table) if name not in columns]
         if extra:
             raise ValueError(
                 f"{table.name} has a column {extra[0]!r} that {tables[0].name} has not; "
-                "expected the same columns in all tables; choose with features="
+                "expected the same columns in all tables; take it out, or choose with features= in Python"
             )
     if not names:
-        raise ValueError(f"{tables[0].name} has no feature columns beside {_listing(roles)}; expected at least one")
+        raise ValueError(f"{tables[0].name} has no feature columns beside {_listing(others)}; expected at least one")
     return names
 
 
-def _hint(name: str, own: Sequence[str]) -> str:
-    """What may be meant, or wrong, where a column is not there."""
+def _hint(name: str, own: Sequence[str], role: str | None) -> str:
+    """What may be meant, or wrong, where a column is not there; `role` is its argument of `read_table`."""
     near = difflib.get_close_matches(name, own, n=1)
     if len(own) == 1 and name in re.split(r"\W+", own[0]):
         return "is another separator between them? "
-    if all(map(reads_as_number, own)):
+    numbers = [one for one in own if reads_as_number(one)]
+    # Whole numbers name the columns of many a frame; fractions are values.
+    if len(numbers) == len(own) or (2 * len(numbers) > len(own) and any("." in one for one in numbers)):
         return "is the line of names missing? "
-    return f"did you mean {near[0]!r}? " if near else ""
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    if role is None:
+        return meant
+    return f"{meant}rename the column of {ROLES[role]} so, or name it with {role}= in Python; "
 
 
 def _named_columns(table: Table) -> list[str]:
