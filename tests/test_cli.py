@@ -242,6 +242,12 @@ def test_train_says_that_nothing_could_be_chosen_or_judged(run, data, tmp_path):
         "vali split, 1 query; epoch 1 of 2 was kept, as the first: no validation query has a relevant document to choose by"
         in out
     )
+    _, out, _ = run("evaluate", tmp_path / "r", data / "flat.txt")
+    assert re.search(r"^ +left out +none$", out, re.M) and "nan" not in out
+    _, _, err = run("compare", tmp_path / "r", tmp_path / "r")
+    assert re.search(
+        r"^rankgrad: no vali query of .*r and .*r has a relevant document, .*; expected queries to compare by", err
+    )
 
 
 def test_a_test_split_whose_labels_are_withheld_is_left_out_of_the_judgement(run, data, tmp_path):
@@ -438,7 +444,7 @@ def test_compare_pairs_the_queries_and_leaves_out_empty_ones(run, trained):
 
     code, out, err = run("compare", trained / "first", trained / "second")
     assert (code, err) == (0, "")
-    assert "ndcg@10 on the test split, 7 queries (1 empty ones left out)" in out
+    assert "ndcg@10 on the test split, 7 queries (1 empty one left out)" in out
     a, b = (kept(trained / name).metrics["map"] for name in ("first", "second"))
     expected = compare(a, b)
     found = json.loads(run("compare", trained / "first", trained / "second", "--metric", "map", "--json")[1])
@@ -670,6 +676,17 @@ def test_a_configuration_may_lie_beside_the_lists_it_is_for(run, data, trained, 
     assert run("train", "lists", "--out", "second", "--model", "linear", "--epochs", "1", "--quiet") == (0, "", "")
     code, scores, _ = run("rank", "first", "lists")
     assert code == 0 and scores == run("rank", "first", data / "letor")[1] != ""
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "queries.safetensors"])
+def test_a_damaged_file_of_a_run_is_named_and_it_is_said_what_to_do(run, data, trained, tmp_path, name):
+    shutil.copytree(trained / "first", tmp_path / "torn")
+    (tmp_path / "torn" / name).write_bytes(b"x")
+    line = ("compare", tmp_path / "torn", trained / "first")
+    code, _, err = run(*line) if name[0] == "q" else run("evaluate", tmp_path / "torn", data / "letor")
+    assert code == 2 and re.search(
+        rf"{name} is cut short or damaged .*; put a copy of it back, or train the run again\n$", err
+    )
 
 
 def test_a_run_whose_configuration_is_torn_or_gone_is_said_to_be(run, data, trained, tmp_path):

@@ -508,6 +508,15 @@ def test_damaged_files_are_named_and_it_is_said_what_to_do(mine, tmp_path, name,
         again(tmp_path / "mine")
 
 
+def test_scaled_lists_that_are_damaged(mine, tmp_path):
+    shutil.copytree(mine / "t" / "data" / "fold1-scaled", tmp_path / "scaled")
+    (tmp_path / "scaled" / "scaling.safetensors").write_bytes(b"x")
+    with pytest.raises(
+        ValueError, match=r"scaling.safetensors is cut .*; put a copy of it back, or begin again in another"
+    ):
+        lists.scaled_splits(str(tmp_path / "scaled"))
+
+
 def test_a_table_that_forgot_its_lists_keeps_its_cells_and_takes_no_others(mine, tmp_path):
     shutil.copytree(mine, tmp_path / "mine")
     folder = tmp_path / "mine"

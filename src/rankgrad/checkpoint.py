@@ -39,11 +39,14 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
     write_atomically(path, pack(tensors, facts))
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save_tensors` wrote, or a ValueError that names the file."""
+def load_tensors(path: Path, mend: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_tensors` wrote, or a ValueError that names the file and, as `mend`, what to do."""
     if not path.is_file():
-        raise ValueError(f"{path} does not exist; expected a file written by rankgrad")
-    return unpack(path.read_bytes(), str(path))
+        raise ValueError(f"{path} does not exist; expected a file written by rankgrad{mend}")
+    try:
+        return unpack(path.read_bytes(), str(path))
+    except ValueError as error:
+        raise ValueError(f"{error}{mend}") from None
 
 
 def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:

@@ -55,7 +55,7 @@ def keep(
 
 def kept(folder: Path) -> Judged:
     """What `keep` wrote; an older file holds the metrics alone."""
-    tensors, facts = load_tensors(folder / FILE)
+    tensors, facts = load_tensors(folder / FILE, "; put a copy of it back, or train the run again")
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     return Judged(
         split=facts["split"],

@@ -78,6 +78,8 @@ def _queries(number: int) -> str:
 
 
 def _interval(found: Mapping[str, float]) -> tuple[str, str]:
+    if math.isnan(found["mean"]):
+        return _four(None), ""
     return f"{found['mean']:.4f}", f"[{found['low']:.4f}, {found['high']:.4f}]"
 
 
@@ -126,6 +128,11 @@ def compare_runs(a: Path, b: Path, metric: str) -> dict[str, Any]:
             f"the two runs do not both hold {metric!r}; expected one of {', '.join(common)}; choose with --metric"
         )
     left_out = int(np.isnan(values_a[metric]).sum())
+    if left_out == len(values_a[metric]):
+        raise ValueError(
+            f"no {of_a.split} query of {a} and {b} has a relevant document, so that no ranking is better than another; expected "
+            "queries to compare by; train on lists with labels above 0 there"
+        )
     found = dataclasses.asdict(compare(values_a[metric], values_b[metric]))
     return {"a": str(a), "b": str(b), "metric": metric, "split": of_a.split, **found, "empty_queries": left_out}
 
@@ -151,7 +158,7 @@ def describe_comparison(found: Mapping[str, Any]) -> str:
     """What `compare_runs` found, in a few lines."""
     return (
         f"{found['metric']} on the {found['split']} split, {_queries(found['queries'])} "
-        f"({found['empty_queries']:,} empty ones left out)\n"
+        f"({found['empty_queries']:,} empty one{'s' * (found['empty_queries'] != 1)} left out)\n"
         f"A  {found['mean_a']:.4f}  {found['a']}\n"
         f"B  {found['mean_b']:.4f}  {found['b']}\n"
         f"A - B  {found['difference']:+.4f}, {LEVEL:.0%} interval [{found['low']:+.4f}, {found['high']:+.4f}], "

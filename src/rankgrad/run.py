@@ -261,7 +261,7 @@ class Run:
                     f"{folder} {state}: it has no {name}; expected a folder that `rankgrad train` finished"
                 )
         config = load(folder / "config.toml")
-        tensors, facts = load_tensors(folder / "model.safetensors")
+        tensors, facts = load_tensors(folder / "model.safetensors", "; put a copy of it back, or train the run again")
         with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
             model = make_model(config.model, facts["features"], facts["units"], config.loss.name)
         try:

@@ -52,7 +52,9 @@ def save_scaled(folder: Path, splits: dict[str, RankingDataset], scaling: Scalin
 
 def open_scaled(folder: Path) -> ScaledSplits:
     """What `save_scaled` wrote, memory-mapped."""
-    tensors, facts = load_tensors(folder / "scaling.safetensors")
+    tensors, facts = load_tensors(
+        folder / "scaling.safetensors", "; put a copy of it back, or begin again in another folder"
+    )
     scaling = Scaling.from_state({name: tensor.numpy() for name, tensor in tensors.items()})
     return {name: RankingDataset.open(folder / name) for name in facts["splits"]}, scaling, facts["fingerprint"]
 
