@@ -710,7 +710,7 @@ def test_labels_beyond_every_gain_do_no_harm_where_nothing_is_taught(name):
     case.labels[1] = 2000.0
     silent = ~teaching(name, case.labels, case.mask)
     if silent.any():  # a single document teaches the pointwise losses
-        _, gradient = value_and_grad(case, case.scores)
+        _, gradient = value_and_grad(case, case.scores, check=False)
         assert silent.tolist() == [False, True, False]
         assert gradient.isfinite().all() and (gradient[1] == 0).all()
 
@@ -720,8 +720,24 @@ def test_listmle_takes_noise_only_to_break_ties():
         LOSSES["listmle"](torch.zeros(3), torch.ones(3), noise=torch.zeros(3))
 
 
-def test_labels_beyond_every_gain_are_loud():
-    assert LOSSES["neural_ndcg"](torch.randn(1, 3), torch.tensor([[2000, 1, 0]]), k=1).isnan()
+GRADED = [*(name for name in LOSSES if takes(name, "gain")), "xe_ndcg", "ndcg", "dcg"]
+
+
+@pytest.mark.parametrize("name", GRADED)
+def test_labels_beyond_every_gain_are_refused_or_loud(name):
+    function = LOSSES.get(name) or getattr(rankgrad.metrics, name)
+    scores, labels, mask = torch.randn(2, 3), torch.tensor([[2000, 1, 0], [2, 1, 0]]), torch.ones(2, 3).bool()
+    words = (
+        r"labels of real documents must have a gain 2\^y - 1, got 2000 at index \(0, 0\), whose gain is no number; map"
+    )
+    with pytest.raises(ValueError, match=words):
+        function(scores, labels, mask)
+    assert not function(scores, labels, mask, check=False).isfinite().all()
+    assert function(scores, labels, mask & (labels < 2000)).isfinite().all()  # under the padding
+    assert not function(scores, labels.clamp(max=1020), mask).isnan().any()
+    if name != "xe_ndcg":
+        for gain in ("linear", lambda y: y.clamp(max=4)):
+            assert function(scores, labels, mask, gain=gain).isfinite().all()
 
 
 @every_loss

@@ -29,17 +29,36 @@ class Lists(NamedTuple):
         return self.mask.sum(-1)
 
 
-def inspect(scores: Tensor, labels: Tensor, mask: Tensor | None, check: bool | None, *, units: bool = False) -> None:
+def inspect(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    check: bool | None,
+    *,
+    units: bool = False,
+    gain: object = None,
+) -> None:
     """Refuse what `prepare` would refuse, and compute nothing else: for kernels that clean their inputs themselves."""
     _check_tensors(scores, labels, mask, units)
     if check not in (None, True, False):
         raise ValueError(f"check must be None, True or False, got {check!r}")
     if check or (check is None and scores.device.type == "cpu"):
-        prepare(scores, labels, mask, True, units=units)
+        prepare(scores, labels, mask, True, units=units, gain=gain)
 
 
-def prepare(scores: Tensor, labels: Tensor, mask: Tensor | None, check: bool | None, *, units: bool = False) -> Lists:
-    """Validate what a caller gave, zero the padding, choose the computing dtype (float32 at least)."""
+def prepare(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    check: bool | None,
+    *,
+    units: bool = False,
+    gain: object = None,
+) -> Lists:
+    """Validate what a caller gave, zero the padding, choose the computing dtype (float32 at least).
+
+    `gain="exp2"`: labels without a gain 2^y - 1 are bad values too, where values are checked.
+    """
     _check_tensors(scores, labels, mask, units)
     if not (check is None or isinstance(check, bool)):
         raise ValueError(f"check must be None, True or False, got {check!r}")
@@ -53,6 +72,8 @@ def prepare(scores: Tensor, labels: Tensor, mask: Tensor | None, check: bool | N
     good_scores = scores.isfinite().all(-1) if units else scores.isfinite()
     if check or (check is None and scores.device.type == "cpu"):
         _check_values(scores, good_scores, labels, good_labels, mask)
+        if gain == "exp2":
+            _check_gains(labels, mask)
     usable = mask & good_scores & good_labels
     sound = (usable | ~mask).all(-1)
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -153,3 +174,13 @@ def _check_values(scores: Tensor, good_scores: Tensor, labels: Tensor, good_labe
                 f"{name} of real documents must be {expected}, got {tensor[place].tolist()} at index {place}; "
                 "mark padding with mask=False there, or mend the value"
             )
+
+
+def _check_gains(labels: Tensor, mask: Tensor) -> None:
+    bad = mask & (labels >= 1024)  # float64 ends below 2^1024
+    if bool(bad.any()):
+        place = tuple(bad.nonzero()[0].tolist())
+        raise ValueError(
+            f"labels of real documents must have a gain 2^y - 1, got {labels[place].item():g} at index {place}, whose gain is no "
+            "number; map your labels to grades such as 0 to 4, or take another gain or loss"
+        )

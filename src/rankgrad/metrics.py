@@ -36,7 +36,7 @@ def ndcg(
     0.521296
     """
     k = cutoff(k)
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, gain=gain)
     gain_values = gains(lists.labels, lists.mask, gain)
     ideal = ideal_dcg(gain_values, k)
     value = _dcg(lists, gain_values, k) / torch.where(ideal > 0, ideal, 1.0)
@@ -59,7 +59,7 @@ def dcg(
     3.5
     """
     k = cutoff(k)
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, gain=gain)
     value = _dcg(lists, gains(lists.labels, lists.mask, gain), k)
     return _finish(value, lists, (lists.labels > 0).any(-1), empty)
 

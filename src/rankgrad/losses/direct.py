@@ -283,7 +283,7 @@ def _ndcg(
             reduction=reduction,
             check=check,
         )
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, gain=gain)
     relevant = has_relevant(lists.labels, lists.mask)
     values, teaches = normalised_gains(gains(lists.labels, lists.mask, gain), k, relevant)
     by_rank = discounts(lists.scores.shape[-1], k, scores.device)

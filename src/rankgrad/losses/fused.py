@@ -27,7 +27,7 @@ def pairwise(
     """A loss of `rankgrad.losses.pairwise`, [..., L] -> scalar."""
     from rankgrad.kernels.pairs import pairwise
 
-    inspect(scores, labels, mask, check)
+    inspect(scores, labels, mask, check, gain=gain)
     one_of("reduction", reduction, ("mean", "sum", "none"))
     gain_values = _gain(scores, labels, mask, gain)
     return pairwise(name, scores, labels, mask, gain=gain_values, k=k, pairs=pairs, mu=mu, reduction=reduction)
@@ -46,7 +46,7 @@ def approx_ndcg(
     """ApproxNDCG, [..., L] -> scalar."""
     from rankgrad.kernels.pairs import approx_ndcg
 
-    inspect(scores, labels, mask, check)
+    inspect(scores, labels, mask, check, gain=gain)
     one_of("reduction", reduction, ("mean", "sum", "none"))
     gain_values = _gain(scores, labels, mask, gain)
     return approx_ndcg(scores, labels, mask, alpha=alpha, gain=gain_values, reduction=reduction)
@@ -72,7 +72,7 @@ def neural_ndcg(
     else:
         from rankgrad.kernels.long_sort import neural_ndcg
 
-    inspect(scores, labels, mask, check)
+    inspect(scores, labels, mask, check, gain=gain)
     one_of("reduction", reduction, ("mean", "sum", "none"))
     return neural_ndcg(
         scores,

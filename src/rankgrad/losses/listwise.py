@@ -61,7 +61,7 @@ def xe_ndcg(
     >>> round(xe_ndcg(torch.zeros(2), torch.tensor([1, 0]), noise=torch.tensor([0.5, 0.5])).item(), 6)
     0.693147
     """
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, gain="exp2")
     gamma = _uniform(lists, labels.shape, generator, noise)
     weights = torch.where(lists.mask, torch.exp2(lists.labels) - gamma, 0.0)
     total = weights.sum(-1, keepdim=True)

@@ -69,7 +69,7 @@ def lambdarank(
         return pairwise(
             "lambdarank", scores, labels, mask, k=k, gain=gain, pairs=pairs, reduction=reduction, check=check
         )
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, gain=gain)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     weights = _gain_gaps(lists, k, gain) * _discount_gaps(lists)
     return _sum_over_pairs(lists, counted * weights, reduction)
@@ -99,7 +99,7 @@ def ndcg_loss1(
         return pairwise(
             "ndcg_loss1", scores, labels, mask, k=k, gain=gain, pairs=pairs, reduction=reduction, check=check
         )
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, gain=gain)
     others = ~torch.eye(lists.mask.shape[-1], dtype=torch.bool, device=scores.device)
     counted = _real_pairs(lists) & others & _top_pairs(lists, k, pairs)
     weights = (_gains(lists, k, gain) * _current_discounts(lists)).to(lists.scores.dtype)
@@ -130,7 +130,7 @@ def ndcg_loss2(
         return pairwise(
             "ndcg_loss2", scores, labels, mask, k=k, gain=gain, pairs=pairs, reduction=reduction, check=check
         )
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, gain=gain)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     weights = _gain_gaps(lists, k, gain) * _distance_weights(lists)
     return _sum_over_pairs(lists, counted * weights, reduction)
@@ -159,7 +159,7 @@ def ndcg_loss2pp(
         return pairwise(
             "ndcg_loss2pp", scores, labels, mask, k=k, gain=gain, pairs=pairs, reduction=reduction, check=check, mu=mu
         )
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, gain=gain)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     weights = _gain_gaps(lists, k, gain) * (_discount_gaps(lists) + mu * _distance_weights(lists))
     return _sum_over_pairs(lists, counted * weights, reduction)

@@ -40,7 +40,7 @@ def approx_ndcg(
     alpha = positive("alpha", alpha)
     if choose(backend, scores) == "triton":
         return fused.approx_ndcg(scores, labels, mask, alpha=alpha, gain=gain, reduction=reduction, check=check)
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, gain=gain)
     beaten = torch.sigmoid(alpha * _ahead(lists.scores))  # [..., j, i]
     ranks = 1 + torch.where(_others(lists), beaten, 0.0).sum(-1)
     return _loss(lists, math.log(2) / torch.log1p(ranks), None, gain, reduction)
@@ -70,7 +70,7 @@ def soft_rank(
     """
     k, sigma = cutoff(k), positive("sigma", sigma)
     one_of("method", method, ("gaussian", "exact"))
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, gain=gain)
     if method == "exact":
         lists = _without_padding(lists)
     length = lists.scores.shape[-1]
