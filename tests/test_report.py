@@ -211,7 +211,7 @@ def test_seeds_are_averaged_and_folds_joined_in_any_order(tmp_path):
         for fold in (0, 1):
             for seed in (0, 1):
                 place = f"{fold}-{seed}" if row == "a" else f"{1 - fold}-{seed}"
-                made(tmp_path / row / place, folds[fold], seed + 10 * (row == "b"))
+                made(tmp_path / row / place, folds[fold], seed + 10 * (row == "b"), data=f"fold {fold}")
     a, b = read_entries([tmp_path / "a", tmp_path / "b"])
     assert a.judged.query_ids == b.judged.query_ids
     assert sorted(map(str, a.judged.query_ids)) == sorted([*map(str, range(12)), *(f"q{n}" for n in range(9))])
@@ -222,7 +222,7 @@ def test_seeds_are_averaged_and_folds_joined_in_any_order(tmp_path):
             np.mean([of.metrics["map"][of.query_ids.index(query)] for of in left]), nan_ok=True
         )
     text = words(page(tmp_path / "a", tmp_path / "b"))
-    assert "21 test queries" in text and "<dd><bdi>0; 1</bdi></dd>" not in text
+    assert "21 test queries of several sets of lists" in text and "<dd><bdi>0; 1</bdi></dd>" not in text
     assert "<td>0; 1</td>" in text and "<td>10; 11</td>" in text
 
 

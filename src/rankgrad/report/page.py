@@ -85,8 +85,10 @@ def _framed(sections: Sequence[Section]) -> list[tuple[Section, list[tuple[Panel
 
 def _population(entries: Sequence[Entry], headline: str) -> str:
     total, countable = len(entries[0].judged.query_ids), _countable(entries, headline)
-    data = dict.fromkeys(entry.facts["data"] for entry in entries)
-    of = f" of {next(iter(data))}" if len(data) == 1 and "" not in data else ""
+    sources = {source for entry in entries for source in entry.facts["data"].split("; ")}
+    of = ""
+    if "" not in sources:  # more than one are named in the footer
+        of = f" of {next(iter(sources))}" if len(sources) == 1 else " of several sets of lists"
     return (
         f"{_count(total, entries[0].judged.split + ' query')}{of}, {total - countable:,} without a relevant document."
     )
