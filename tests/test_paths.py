@@ -11,7 +11,7 @@ from rankgrad.models import MLP, Transformer
 from rankgrad.paths import choose_path
 from rankgrad.resolve import make_model, make_objective, resolve
 from rankgrad.train import Epoch, Learner, NonFiniteError, make_optimiser, train
-from test_train import CPU, TRAIN, VALI, learner_of, run, with_
+from test_train import CPU, TRAIN, VALI, learner_of, run, stops_at, with_
 
 CUDA = torch.device("cuda")
 BIG = Transformer(136, width=8, feedforward=8)
@@ -96,14 +96,7 @@ def test_every_path_learns_the_same(path, kind, loss):
 def test_a_packed_run_resumes_exactly(at):
     config = with_(loss_name="xe_ndcg", data_list_size=6, train_pack=True)
     whole, expected, _ = run(config)
-    count = 0
-
-    def stop():
-        nonlocal count
-        count += 1
-        return count == at
-
-    first, before, _ = run(config, stop=stop)
+    first, before, _ = run(config, stop=stops_at(at))
     second = learner_of(config, seed=5)
     second.restore({name: tensor.clone() for name, tensor in first.tensors().items()}, first.facts())
     _, after, _ = run(config, learner=second)

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
@@ -330,19 +330,18 @@ def test_events_count_steps_and_epochs():
     assert all(math.isfinite(e.loss) for e in events)
 
 
+def stops_at(time):
+    """Says yes when it is asked for the time-th time."""
+    asked = count(1)
+    return lambda: next(asked) == time
+
+
 @pytest.mark.parametrize("at", [1, 3, 4, 6, 8])
 @pytest.mark.parametrize("schedule", ["cosine", "step"])
 def test_stopped_anywhere_and_resumed_a_run_ends_the_same(at, schedule):
     config = with_(loss_name="xe_ndcg", optimiser_schedule=schedule, optimiser_warmup=3, data_list_size=6)
     whole, expected, _ = run(config)
-    count = 0
-
-    def stop():
-        nonlocal count
-        count += 1
-        return count == at
-
-    first, before, _ = run(config, stop=stop)
+    first, before, _ = run(config, stop=stops_at(at))
     assert first.progress.epoch * 4 + first.progress.step == at
     saved = {name: tensor.clone() for name, tensor in first.tensors().items()}
     second = learner_of(config, seed=5)

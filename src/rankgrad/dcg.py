@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 Gain = str | Callable[[Tensor], Tensor]
+NO_GAIN = 1024  # from this label on 2^y - 1 is no number: float64 ends below 2^1024
+LARGEST_LABEL = 1000  # whose gain 2^y - 1 float64 still holds when it is summed over a list
 
 
 def gains(labels: Tensor, mask: Tensor, gain: Gain) -> Tensor:

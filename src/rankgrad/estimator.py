@@ -28,7 +28,6 @@ try:
         documents,
         eval_parts,
         features,
-        hold_out,
         warn_if_nothing_chooses,
         warn_if_nothing_teaches,
     )
@@ -46,7 +45,7 @@ from rankgrad.data.scaling import Scaling, fit_scaling
 from rankgrad.evaluate import expect_gains, expect_grades, judge, mean, score
 from rankgrad.metrics import parse_metric
 from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve, takes_gain
-from rankgrad.splits import scaled
+from rankgrad.splits import hold_out, scaled
 from rankgrad.train import Epoch, Learner, Step, make_optimiser, train
 
 ROWS = 1024  # documents scored at once where no list is needed
@@ -191,6 +190,11 @@ class NeuralRanker(BaseEstimator):
             held_out = group_arrays(rows, labels, as_query_ids(judged[2], len(rows), "eval_qid"))
             expect_grades(held_out, [config.train.metric])
         elif config.train.patience is not None:
+            if len(data) < 2:
+                raise ValueError(
+                    "patience needs queries to judge epochs by and there is only one query; expected at least two; "
+                    "pass eval_set=(X, y, qid), or patience=None"
+                )
             data, held_out = hold_out(data, config.data.validation, config.train.seed)
         scaling = fit_scaling(data, config.data.scaling)
         train_set = scaled(data, scaling)

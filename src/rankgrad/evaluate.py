@@ -1,4 +1,4 @@
-"""Scoring lists with a model, and judging the scores. Room 5: imports data, metrics and models.
+"""Scoring lists with a model, and judging the scores. Room 5: imports data, mathematics and models.
 
 Per-query values are kept with NaN at empty queries (nothing relevant), so that every rule for those can be applied later:
 `summarise` gives all three. Models score without dropout and in float32, however they are trained; scores that are not
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from rankgrad.data.batching import Batch, batches
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.dcg import LARGEST_LABEL
 from rankgrad.metrics import parse_metric
 from rankgrad.models import ranking_scores
 
 LISTS_AT_ONCE = 256
 DOCUMENTS_AT_ONCE = 2**16
 ON_A_GPU = 8  # times as many lists: fewer launches; as many documents, because longer batches pad more
-LARGEST_LABEL = 1000  # whose gain 2^y - 1, summed over a list, float64 still holds
 RULES = {"empty=1": 1.0, "empty=0": 0.0, "skipped": np.nan}
 
 

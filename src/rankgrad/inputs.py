@@ -56,18 +56,6 @@ def eval_parts(eval_set: Any, eval_qid: Any) -> tuple[Any, Any, Any] | None:
     return X, y, qid
 
 
-def hold_out(data: RankingDataset, share: float, seed: int) -> tuple[RankingDataset, RankingDataset]:
-    """Two parts of the queries: one to train, one to judge epochs by."""
-    if len(data) < 2:
-        raise ValueError(
-            "patience needs queries to judge epochs by and there is only one query; expected at least two; "
-            "pass eval_set=(X, y, qid), or patience=None"
-        )
-    judges = min(max(1, round(share * len(data))), len(data) - 1)
-    fitted, held_out = data.split([len(data) - judges, judges], seed=seed)
-    return fitted, held_out
-
-
 def warn_if_nothing_teaches(data: RankingDataset, objective: Objective, loss: str) -> None:
     """Say that a loss will learn nothing from these queries."""
     lists = batches(data, 256, list_size=None, shuffle=False, max_documents=2**16)

@@ -3,7 +3,7 @@
 A batch of lists is three tensors of one shape [..., L]: scores, labels and a mask that is True at real documents. Padding
 may stand anywhere and hold anything, NaN included. `prepare` turns what a caller gave into `Lists`, where the padding
 is zero and can no longer do harm; `reduce` turns one value per list into the loss. Imports nothing of rankgrad but the
-checks of plain arguments.
+checks of plain arguments and the largest label that has a gain.
 """
 
 import math
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.arguments import one_of
+from rankgrad.dcg import NO_GAIN
 
 
 class Lists(NamedTuple):
@@ -29,21 +30,11 @@ class Lists(NamedTuple):
         return self.mask.sum(-1)
 
 
-def inspect(
-    scores: Tensor,
-    labels: Tensor,
-    mask: Tensor | None,
-    check: bool | None,
-    *,
-    units: bool = False,
-    gain: object = None,
-) -> None:
+def inspect(scores: Tensor, labels: Tensor, mask: Tensor | None, check: bool | None, *, gain: object = None) -> None:
     """Refuse what `prepare` would refuse, and compute nothing else: for kernels that clean their inputs themselves."""
-    _check_tensors(scores, labels, mask, units)
-    if check not in (None, True, False):
-        raise ValueError(f"check must be None, True or False, got {check!r}")
-    if check or (check is None and scores.device.type == "cpu"):
-        prepare(scores, labels, mask, True, units=units, gain=gain)
+    _check_tensors(scores, labels, mask, False)
+    if _looks(check, scores):
+        prepare(scores, labels, mask, True, gain=gain)
 
 
 def prepare(
@@ -60,8 +51,7 @@ def prepare(
     `gain="exp2"`: labels without a gain 2^y - 1 are bad values too, where values are checked.
     """
     _check_tensors(scores, labels, mask, units)
-    if not (check is None or isinstance(check, bool)):
-        raise ValueError(f"check must be None, True or False, got {check!r}")
+    looks = _looks(check, scores)
     mask = torch.ones_like(labels, dtype=torch.bool) if mask is None else _recordable(mask)
     if labels.shape[-1] == 0:  # a column of padding spares everything below the case of no column at all
         scores = torch.nn.functional.pad(scores, (0, 0, 0, 1) if units else (0, 1))
@@ -70,7 +60,7 @@ def prepare(
     labels = _recordable(labels.detach()).double()
     good_labels = labels.isfinite() & (labels >= 0)
     good_scores = scores.isfinite().all(-1) if units else scores.isfinite()
-    if check or (check is None and scores.device.type == "cpu"):
+    if looks:
         _check_values(scores, good_scores, labels, good_labels, mask)
         if gain == "exp2":
             _check_gains(labels, mask)
@@ -131,6 +121,13 @@ def _recordable(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 
+def _looks(check: bool | None, scores: Tensor) -> bool:
+    """Whether values are looked at: as told, else where it stalls nothing."""
+    if not (check is None or isinstance(check, bool)):
+        raise ValueError(f"check must be None, True or False, got {check!r}")
+    return scores.device.type == "cpu" if check is None else check
+
+
 def _check_tensors(scores: Tensor, labels: Tensor, mask: Tensor | None, units: bool) -> None:
     for name, tensor in (("scores", scores), ("labels", labels), ("mask", mask)):
         if not isinstance(tensor, Tensor) and not (name == "mask" and tensor is None):
@@ -177,7 +174,7 @@ def _check_values(scores: Tensor, good_scores: Tensor, labels: Tensor, good_labe
 
 
 def _check_gains(labels: Tensor, mask: Tensor) -> None:
-    bad = mask & (labels >= 1024)  # float64 ends below 2^1024
+    bad = mask & (labels >= NO_GAIN)
     if bool(bad.any()):
         place = tuple(bad.nonzero()[0].tolist())
         raise ValueError(

@@ -59,6 +59,13 @@ def open_scaled(folder: Path) -> ScaledSplits:
     return {name: RankingDataset.open(folder / name) for name in facts["splits"]}, scaling, facts["fingerprint"]
 
 
+def hold_out(data: RankingDataset, share: float, seed: int) -> tuple[RankingDataset, RankingDataset]:
+    """Two parts of two queries or more: one to train, and a share, at least one query, to judge epochs by."""
+    judges = min(max(1, round(share * len(data))), len(data) - 1)
+    fitted, held_out = data.split([len(data) - judges, judges], seed=seed)
+    return fitted, held_out
+
+
 def load_splits(config: Config) -> ScaledSplits:
     """The splits scaled by what the train split shows, and a fingerprint of them as they were read."""
     splits = read_splits(config.data.path, fold=config.data.fold)
@@ -68,8 +75,7 @@ def load_splits(config: Config) -> ScaledSplits:
             raise ValueError(
                 f"{config.data.path} has one query; expected at least two, one to train and one to validate"
             )
-        held_out = min(max(1, round(share * len(train_set))), len(train_set) - 1)
-        fitted, validation = train_set.split([len(train_set) - held_out, held_out], seed=config.train.seed)
+        fitted, validation = hold_out(train_set, share, config.train.seed)
         splits = {"train": fitted, "vali": validation, **splits}
     for split in splits.values():
         expect_gains(split, "the NDCG that every run records")
