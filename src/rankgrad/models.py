@@ -84,7 +84,28 @@ class Transformer(nn.Module):
     def packed(self, features: Tensor, lists: EndToEnd) -> Tensor:
         """Scores [T], or [T, units], of lists end to end: features [T, F]."""
         features = _clean(features[None], None, self.features, self.input.weight.dtype)
+        if lists.kernel and not torch.compiler.is_compiling():
+            return _score(self._fused(features[0], lists), None, self.output, self.tanh)
         return _score(self._encode(features, lists), None, self.output, self.tanh)[0]
+
+    def _fused(self, features: Tensor, lists: EndToEnd) -> Tensor:
+        """`_encode` of lists end to end [T, F] by kernels, which end a branch, add it and begin the next in one go."""
+        from rankgrad.kernels.encoder import add_norm, linear, relu_dropout
+
+        product, bias = self.noise(features) @ self.input.weight.t(), self.input.bias
+        seeds = _seeds(features.device, len(self.blocks), 4)  # for every dropout of a step, in one draw
+        hidden, ending = None, (0.0, None)
+        for block, draws in zip(self.blocks, seeds):
+            dropout = block.dropout.p if self.training else 0.0
+            dtype = block.widen.weight.dtype
+            hidden, normed = add_norm(hidden, product, bias, _norm(block.attention_norm), dtype, *ending)
+            found, merge = block.attention.packed(normed, lists, draws[0], linear), block.attention.merge
+            product, bias = found @ merge.weight.t(), merge.bias
+            hidden, normed = add_norm(hidden, product, bias, _norm(block.feedforward_norm), dtype, dropout, draws[1])
+            inner = relu_dropout(normed @ block.widen.weight.t(), block.widen.bias, dropout, draws[2])
+            product, bias = inner @ block.narrow.weight.t(), block.narrow.bias
+            ending = dropout, draws[3]
+        return add_norm(hidden, product, bias, _norm(self.norm), self.output.weight.dtype, *ending)[1]
 
     def _encode(self, features: Tensor, seen: Tensor | EndToEnd | None) -> Tensor:
         """Documents that have looked at what `seen` says: keys [B, 1, 1, L], the lists they lie in, or all of their row."""
@@ -215,13 +236,22 @@ class _Dropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the name it has in torch)
         if not (torch.compiler.is_compiling() and self.training and self.p > 0):
             return super().forward(input)
-        first, second = torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32, device=input.device)
-        place = torch.arange(input.numel(), dtype=torch.int32, device=input.device).view(input.shape)
-        mixed = place ^ first  # the constants are lowbias32's, the best hash of two multiplications known
-        mixed = (mixed ^ (mixed >> 16)) * 0x7FEB352D
-        mixed = ((mixed ^ second) ^ (mixed >> 15)) * (0x846CA68B - 2**32)
-        mixed = (mixed ^ (mixed >> 16)) & 0x7FFFFFFF
-        return input * (mixed >= int(self.p * 2**31)) * (1 / (1 - self.p))
+        return input * kept(input.shape, self.p, _seeds(input.device)) * (1 / (1 - self.p))
+
+
+def kept(shape: Sequence[int], dropout: float, seeds: Tensor) -> Tensor:
+    """What dropout leaves of a tensor: True with probability 1 - dropout, by a hash of two int32 seeds and the place."""
+    place = torch.arange(math.prod(shape), dtype=torch.int32, device=seeds.device).view(*shape)
+    mixed = place ^ seeds[0]  # the constants are lowbias32's, the best hash of two multiplications known
+    mixed = (mixed ^ (mixed >> 16)) * 0x7FEB352D
+    mixed = ((mixed ^ seeds[1]) ^ (mixed >> 15)) * (0x846CA68B - 2**32)
+    mixed = (mixed ^ (mixed >> 16)) & 0x7FFFFFFF
+    return mixed >= int(dropout * 2**31)
+
+
+def _seeds(device: torch.device, *shape: int) -> Tensor:
+    """Pairs of seeds of a hash, [..., 2]."""
+    return torch.randint(-(2**31), 2**31 - 1, (*shape, 2), dtype=torch.int32, device=device)
 
 
 class _Block(nn.Module):
@@ -255,7 +285,7 @@ class _Attention(nn.Module):
 
     def forward(self, hidden: Tensor, seen: Tensor | EndToEnd | None) -> Tensor:
         if isinstance(seen, EndToEnd):
-            return self.merge(self._packed(hidden[0], seen)[None])
+            return self.merge(self.packed(hidden[0], seen)[None])
         query, key, value = (
             project(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, L, width / H]
             for project in (self.query, self.key, self.value)
@@ -264,18 +294,18 @@ class _Attention(nn.Module):
         found = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
         return self.merge(found.transpose(1, 2).flatten(-2))
 
-    def _packed(self, hidden: Tensor, lists: EndToEnd) -> Tensor:
+    def packed(
+        self, hidden: Tensor, lists: EndToEnd, seeds: Tensor | None = None, linear: Callable[..., Tensor] = functional.linear
+    ) -> Tensor:
         """What the documents [T, width] of lists end to end find, [T, width]; the three projections are one product."""
         parts = (self.query, self.key, self.value)
         weight, bias = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
-        projected = functional.linear(hidden, weight, bias).unflatten(-1, (3, self.heads, -1))  # [T, 3, H, width / H]
+        projected = linear(hidden, weight, bias).unflatten(-1, (3, self.heads, -1))  # [T, 3, H, width / H]
         dropout = self.dropout if self.training else 0.0
         if lists.kernel:
             from rankgrad.kernels.attention import list_attention
 
-            seed = lists.offsets[:1]  # any number will do where nothing is dropped
-            if dropout:
-                seed = torch.randint(2**31 - 1, (1,), dtype=torch.int32, device=hidden.device)
+            seed = (_seeds(hidden.device) if seeds is None else seeds)[:1]
             found, _ = list_attention(projected, lists.offsets, lists.longest, dropout, seed, lists.exact)
             return found.flatten(-2)
         # Elsewhere: padded for the attention alone.
@@ -289,6 +319,10 @@ class _Attention(nn.Module):
         target = rows.where(real, len(hidden)).flatten()  # padding goes to a row that is cut off again
         found = found.transpose(1, 2).flatten(2).flatten(0, 1)
         return found.new_zeros(len(hidden) + 1, found.shape[-1]).index_copy(0, target, found)[:-1]
+
+
+def _norm(layer: nn.LayerNorm) -> tuple[Tensor, Tensor, float]:
+    return layer.weight, layer.bias, layer.eps
 
 
 def _clean(features: Tensor, mask: Tensor | None, width: int, dtype: torch.dtype) -> Tensor:

@@ -71,7 +71,7 @@ def obstacles(model: nn.Module, device: torch.device) -> dict[str, str]:
     return {
         "resident": "",
         "pack": _not_packable(model, device),
-        "compile": kernels.why_no_compiler(device),
+        "compile": kernels.why_no_triton(device),
         "graph": "" if device.type == "cuda" else "CUDA graphs need a CUDA device",
     }
 

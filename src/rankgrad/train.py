@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rankgrad import kernels
 from rankgrad.arguments import one_of
 from rankgrad.capture import Captured, Compiler
 from rankgrad.config import Config, Optimiser, Train
@@ -233,8 +234,9 @@ def _make_update(
         twin = rounded(model) if settings.precision == "bf16" and device.type == "cuda" else None
         rounding = None if twin is None else Rounded(model, twin)
         table = train_set.tensors(device)[:2] if path.resident else None
-        on_gpu, exact = device.type == "cuda", settings.precision == "float32"
-        score = packed_scores(twin or model, table, compiler, kernel=on_gpu, exact=exact)
+        kernel = device.type == "cuda" and not kernels.why_no_triton(device)
+        exact = settings.precision == "float32"
+        score = packed_scores(twin or model, table, compiler, kernel=kernel, exact=exact)
     else:
         if dist.is_initialized() and dist.get_world_size() > 1:
             model = nn.parallel.DistributedDataParallel(model)

@@ -65,8 +65,8 @@ def why_no_attention(device: torch.device, head: int) -> str:
     return "" if _INSTALLED else "triton is not installed"
 
 
-def why_no_compiler(device: torch.device) -> str:
-    """What keeps torch.compile from a device; empty if nothing does."""
+def why_no_triton(device: torch.device) -> str:
+    """What keeps Triton, and torch.compile, from a device; empty if nothing does."""
     return "" if device.type != "cuda" or _INSTALLED else "triton is not installed"
 
 

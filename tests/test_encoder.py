@@ -1,0 +1,166 @@
+"""What stands between the products of an encoder block: the kernels against torch in float64, values and gradients."""
+
+import os
+
+import pytest
+import torch
+from torch.nn import functional
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
+
+pytest.importorskip("triton")
+
+from rankgrad.kernels import encoder  # noqa: E402
+from rankgrad.models import EndToEnd, Transformer, kept  # noqa: E402
+
+SHAPES = [(1, 1), (5, 3), (37, 96), (200, 17), (40, 130), (3, 2500)]  # rows and columns beside, at and beyond a program's
+HALF = pytest.param(torch.bfloat16, 2e-2, marks=pytest.mark.skipif(not CUDA, reason="needs a CUDA device"))
+
+
+def draw(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_()
+
+
+def agree(kernel, plain, inputs, tolerance):
+    """Outputs of the kernel and of torch in float64, and the gradients of every input, by the same slopes."""
+    wide = [given if given is None else given.detach().double().requires_grad_() for given in inputs]
+    outs, expected = kernel(*inputs), plain(*wide)
+    slopes = [torch.randn_like(out, dtype=torch.float32) for out in expected]
+    torch.autograd.backward(outs, [slope.to(out.dtype) for slope, out in zip(slopes, outs, strict=True)])
+    torch.autograd.backward(expected, [slope.double() for slope in slopes])
+    for out, value in zip(outs, expected, strict=True):
+        torch.testing.assert_close(out.double(), value, atol=tolerance, rtol=tolerance)
+    for given, other in zip(inputs, wide, strict=True):
+        if given is not None:
+            assert given.grad.dtype == given.dtype
+            size = float(other.grad.abs().max())
+            torch.testing.assert_close(given.grad.double(), other.grad, atol=tolerance * max(1.0, size), rtol=0)
+
+
+@pytest.fixture
+def seeds():
+    torch.manual_seed(0)
+    return torch.tensor([123456789, -987654321], dtype=torch.int32, device=DEVICE)
+
+
+def dropped(x, dropout, seeds):
+    return x * kept(x.shape, dropout, seeds) / (1 - dropout)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), HALF])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_branch_is_added_and_normed(shape, first, dtype, tolerance, dropout, seeds):
+    columns = shape[1]
+    inputs = [None if first else draw(*shape), draw(*shape, dtype=dtype), draw(columns, dtype=dtype), draw(columns), draw(columns)]
+
+    def kernel(hidden, product, bias, weight, shift):
+        return encoder.add_norm(hidden, product, bias, (weight, shift, 1e-5), dtype, dropout, seeds)
+
+    def plain(hidden, product, bias, weight, shift):
+        total = dropped(product + bias, dropout, seeds) + (0 if hidden is None else hidden)
+        return total, functional.layer_norm(total, (columns,), weight, shift, 1e-5)
+
+    agree(kernel, plain, inputs, tolerance)
+
+
+def test_a_total_that_goes_no_further_has_its_gradient_from_the_norm_alone(seeds):
+    hidden, product, bias, weight, shift = draw(9, 20), draw(9, 20), draw(20), draw(20), draw(20)
+    _, normed = encoder.add_norm(hidden, product, bias, (weight, shift, 1e-5), torch.float32, 0.3, seeds)
+    slope = torch.randn_like(normed)
+    normed.backward(slope)
+    wide = hidden.detach().requires_grad_()
+    functional.layer_norm(wide + dropped(product.detach() + bias.detach(), 0.3, seeds), (20,), weight, shift).backward(slope)
+    torch.testing.assert_close(hidden.grad, wide.grad, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), HALF])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_relu_and_dropout_are_one(shape, dtype, tolerance, dropout, seeds):
+    agree(
+        lambda product, bias: [encoder.relu_dropout(product, bias, dropout, seeds)],
+        lambda product, bias: [dropped((product + bias).relu(), dropout, seeds)],
+        [draw(*shape, dtype=dtype), draw(shape[1], dtype=dtype)],
+        tolerance,
+    )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), HALF])
+def test_linear_is_torch_s(dtype, tolerance, seeds):  # noqa: ARG001 (the fixture seeds torch)
+    agree(
+        lambda x, weight, bias: [encoder.linear(x, weight, bias)],
+        lambda x, weight, bias: [functional.linear(x, weight, bias)],
+        [draw(70, 5, dtype=dtype), draw(130, 5, dtype=dtype), draw(130, dtype=dtype)],
+        tolerance,
+    )
+
+
+def test_what_is_not_a_number_stays_so(seeds):
+    product = draw(4, 3)
+    with torch.no_grad():
+        product[2, 1] = torch.nan
+    bias = draw(3)
+    out = encoder.relu_dropout(product, bias)
+    assert out.isnan().sum() == 1
+    out.sum().backward()
+    total, normed = encoder.add_norm(None, product, bias, (draw(3), draw(3), 1e-5), torch.float32, 0.0, seeds)
+    assert total.isnan().sum() == 1
+    assert normed.isnan().any(1).tolist() == [False, False, True, False]
+
+
+def test_the_same_step_gives_the_same_bits(seeds):
+    inputs = [draw(300, 96), draw(300, 96), draw(96), draw(96), draw(96)]
+
+    def slopes():
+        hidden, product, bias, weight, shift = inputs
+        total, normed = encoder.add_norm(hidden, product, bias, (weight, shift, 1e-5), torch.float32, 0.1, seeds)
+        return torch.autograd.grad((total * normed).sum(), inputs)
+
+    for one, other in zip(slopes(), slopes(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_model_learns_with_the_kernels_as_without(layers, noise):
+    torch.manual_seed(0)
+    model = Transformer(5, width=8, layers=layers, heads=2, feedforward=12, dropout=0.0, input_noise=noise, tanh=True)
+    model = model.to(DEVICE)
+    offsets = torch.tensor([0, 4, 4, 11], dtype=torch.int32, device=DEVICE)
+    features, slope = torch.randn(11, 5).to(DEVICE), torch.randn(11).to(DEVICE)
+    found = []
+    for kernel in (False, True):
+        torch.manual_seed(1)
+        scores = model.packed(features, EndToEnd(offsets, 7, kernel=kernel))
+        found.append([scores, *torch.autograd.grad(scores, list(model.parameters()), slope)])
+    for plain, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, atol=2e-5, rtol=1e-4)
+
+
+def test_dropout_in_a_model_keeps_its_share_and_ends_with_training():
+    torch.manual_seed(0)
+    model = Transformer(5, width=32, layers=2, feedforward=32, dropout=0.5).to(DEVICE)
+    lists = EndToEnd(torch.tensor([0, 60], dtype=torch.int32, device=DEVICE), 60, kernel=True)
+    features = torch.randn(60, 5).to(DEVICE)
+    one, two = model.packed(features, lists), model.packed(features, lists)
+    assert not torch.equal(one, two)
+    torch.manual_seed(3)
+    one = model.packed(features, lists)
+    torch.manual_seed(3)
+    assert torch.equal(one, model.packed(features, lists))
+    model.eval()
+    torch.testing.assert_close(
+        model.packed(features, lists), model.packed(features, lists._replace(kernel=False)), atol=1e-5, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+def test_the_hash_keeps_its_share(dropout, seeds):
+    share = kept((400, 500), dropout, seeds).double().mean()
+    assert abs(share - (1 - dropout)) < 0.005
+    assert 0.4 < (kept((400, 500), 0.5, seeds) == kept((400, 500), 0.5, seeds + 1)).double().mean() < 0.6

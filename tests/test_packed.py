@@ -1,0 +1,74 @@
+"""Into lists end to end and out of them: the kernels against torch's path of the same step."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
+
+pytest.importorskip("triton")
+
+from rankgrad.capture import Compiler  # noqa: E402
+from rankgrad.data.dataset import RankingDataset  # noqa: E402
+from rankgrad.data.packing import packed_lists  # noqa: E402
+from rankgrad.kernels.packing import gather  # noqa: E402
+from rankgrad.models import MLP, Transformer  # noqa: E402
+from rankgrad.update import packed_scores  # noqa: E402
+
+
+def dataset(lengths, features):
+    rng = np.random.default_rng(0)
+    rows = sum(lengths)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    values = rng.normal(size=(rows, features)).astype(np.float32)
+    return RankingDataset(values, rng.integers(0, 5, rows).astype(np.float32), offsets, np.arange(len(lengths)))
+
+
+@pytest.mark.parametrize("shape", [(7, 1), (130, 3), (40, 136), (5, 5000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_of_a_table_and_zeros_for_the_filling(shape, dtype):
+    torch.manual_seed(0)
+    table = torch.randn(9, shape[1], device=DEVICE)
+    table[0] = torch.nan  # which the filling counts
+    slots = torch.randint(0, 20, (shape[0],), device=DEVICE)
+    rows = torch.randint(1, 9, (shape[0],), device=DEVICE).where(slots < 10, 0)
+    expected = table[rows].masked_fill((slots >= 10)[:, None], 0.0).to(dtype)
+    assert torch.equal(gather(table, rows, slots, 10, dtype), expected)
+
+
+@pytest.mark.parametrize("units", [1, 3])
+@pytest.mark.parametrize("list_size", [5, 30, 300])
+def test_scores_labels_mask_and_gradients_are_those_of_torch(units, list_size):
+    data = dataset([3, 1, 40, 2, 300, 17, 8], 6)
+    torch.manual_seed(0)
+    model = MLP(6, hidden=(4,), units=units).to(DEVICE)
+    table = tuple(tensor.to(DEVICE) for tensor in data.tensors(DEVICE)[:2])
+    for batch in packed_lists(data, 3, list_size=list_size, seed=0, epoch=0, device=DEVICE):
+        found = []
+        for kernel in (False, True):
+            scored = packed_scores(model, table, Compiler(on=False), kernel=kernel, exact=True)(batch)
+            torch.manual_seed(1)
+            slope = torch.randn_like(scored.scores)  # also under the padding, from where it must not come back
+            found.append([*scored, *torch.autograd.grad(scored.scores, list(model.parameters()), slope)])
+        for plain, fused in zip(*found, strict=True):
+            assert fused.dtype == plain.dtype
+            torch.testing.assert_close(fused, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_a_transformer_s_step_is_that_of_torch():
+    data = dataset([3, 20, 7], 6)
+    torch.manual_seed(0)
+    model = Transformer(6, width=8, layers=2, feedforward=8, dropout=0.0).to(DEVICE)
+    table = data.tensors(DEVICE)[:2]
+    (batch,) = packed_lists(data, 3, list_size=16, seed=0, epoch=0, device=DEVICE)
+    plain, fused = (
+        packed_scores(model, table, Compiler(on=False), kernel=kernel, exact=True)(batch) for kernel in (False, True)
+    )
+    torch.testing.assert_close(fused.scores, plain.scores, atol=1e-5, rtol=1e-5)
+    assert torch.equal(fused.labels, plain.labels)
+    assert torch.equal(fused.mask, plain.mask)
