@@ -40,6 +40,12 @@ def agree(kernel, plain, inputs, tolerance):
             torch.testing.assert_close(given.grad.double(), other.grad, atol=tolerance * max(1.0, size), rtol=0)
 
 
+@pytest.fixture(autouse=True)
+def programs(monkeypatch):
+    """So few that each has several blocks of documents, as in a large step."""
+    monkeypatch.setattr(encoder, "_PROGRAMS", 2)
+
+
 @pytest.fixture
 def seeds():
     torch.manual_seed(0)
@@ -105,7 +111,7 @@ def test_what_is_not_a_number_stays_so(seeds):
     with torch.no_grad():
         product[2, 1] = torch.nan
     bias = draw(3)
-    out = encoder.relu_dropout(product, bias)
+    out = encoder.relu_dropout(product, bias, 0.0, seeds)
     assert out.isnan().sum() == 1
     out.sum().backward()
     total, normed = encoder.add_norm(None, product, bias, (draw(3), draw(3), 1e-5), torch.float32, 0.0, seeds)

@@ -94,7 +94,7 @@ class Transformer(nn.Module):
 
         product, bias = self.noise(features) @ self.input.weight.t(), self.input.bias
         seeds = _seeds(features.device, len(self.blocks), 4)  # for every dropout of a step, in one draw
-        hidden, ending = None, (0.0, None)
+        hidden, ending = None, (0.0, seeds)
         for block, draws in zip(self.blocks, seeds):
             dropout = block.dropout.p if self.training else 0.0
             dtype = block.widen.weight.dtype

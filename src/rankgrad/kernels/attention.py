@@ -90,7 +90,7 @@ def _forward(
         tl.store(logs + head * T + begin + i, top + tl.log2(total), mask=real_i)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _backward(
     qkv, offsets, seeds, out, logs, grad, into, T, scale, threshold, rescale, blocks,
     H: tl.constexpr, D: tl.constexpr, N: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,

@@ -18,12 +18,12 @@ from torch import Tensor
 
 _ENTRIES = 2048  # of a program at a time
 _COLUMNS = 128  # of a program that need not see whole rows
-_PROGRAMS = 2  # for each multiprocessor, where they share the documents
+_PROGRAMS = 512  # at most, where programs share the documents and leave sums
 
 
 @triton.jit
 def _kept(seeds, place, threshold):
-    """True with probability 1 - threshold / 2^31: the hash of rankgrad.models.kept."""
+    """True with probability 1 - threshold / 2^31, so always for 0: the hash of rankgrad.models.kept."""
     x = place.to(tl.int32) ^ tl.load(seeds)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ tl.load(seeds + 1) ^ (x >> 15)) * (0x846CA68B - 0x100000000)
@@ -38,33 +38,32 @@ def _unit(x, here, W, eps):
     return centred * inverse[:, None], inverse
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["threshold", "add"])
 def _add_norm(
-    hidden, product, bias, seeds, weight, shift, total, normed, T, W, eps, threshold, scale,
-    R: tl.constexpr, N: tl.constexpr, ADD: tl.constexpr, DROPOUT: tl.constexpr,
+    hidden, product, bias, seeds, weight, shift, total, normed, T, W, eps, threshold, scale, add,
+    R: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
+    """`add` is 0 where there is nothing to add to. Not a constant, as the threshold: each kernel more takes half a second to compile."""
     row, column = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, N)
     inside = column < W
     here = (row < T)[:, None] & inside[None, :]
     place = row.to(tl.int64)[:, None] * W + column[None, :]
     x = tl.load(product + place, mask=here, other=0.0).to(tl.float32)
     x += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-    if DROPOUT:
-        x = tl.where(_kept(seeds, place, threshold), x * scale, 0.0)
-    if ADD:
-        x += tl.load(hidden + place, mask=here, other=0.0)
+    x = tl.where(_kept(seeds, place, threshold), x * scale, 0.0)
+    x += tl.load(hidden + place, mask=here & (row < T * add)[:, None], other=0.0)
     unit, _ = _unit(x, inside[None, :], W, eps)
     w, b = tl.load(weight + column, mask=inside, other=0.0), tl.load(shift + column, mask=inside, other=0.0)
     tl.store(total + place, x, mask=here)
     tl.store(normed + place, (unit * w[None, :] + b[None, :]).to(normed.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["threshold", "add", "beyond"])
 def _add_norm_backward(
-    total, d_total, d_normed, seeds, weight, d_hidden, d_product, parts, T, W, eps, threshold, scale,
-    R: tl.constexpr, N: tl.constexpr, ADD: tl.constexpr, DROPOUT: tl.constexpr, BEYOND: tl.constexpr,
+    total, d_total, d_normed, seeds, weight, d_hidden, d_product, parts, T, W, eps, threshold, scale, add, beyond,
+    R: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """BEYOND: the total went on, past the norm. A program leaves its sums in parts[program, (weight, shift, bias), W]."""
+    """`beyond` is 0 where the total went nowhere but into the norm. A program leaves its sums in parts[program, (weight, shift, bias), W]."""
     column = tl.arange(0, N)
     inside = column < W
     w = tl.load(weight + column, mask=inside, other=0.0)[None, :]
@@ -79,12 +78,9 @@ def _add_norm_backward(
         for_shift += g
         g = g * w
         d = (g - (tl.sum(g, axis=1) / W)[:, None] - unit * (tl.sum(g * unit, axis=1) / W)[:, None]) * inverse[:, None]
-        if BEYOND:
-            d += tl.load(d_total + place, mask=here, other=0.0)
-        if ADD:
-            tl.store(d_hidden + place, d, mask=here)
-        if DROPOUT:
-            d = tl.where(_kept(seeds, place, threshold), d * scale, 0.0)
+        d += tl.load(d_total + place, mask=here & (row < T * beyond)[:, None], other=0.0)
+        tl.store(d_hidden + place, d, mask=here & (row < T * add)[:, None])
+        d = tl.where(_kept(seeds, place, threshold), d * scale, 0.0)
         tl.store(d_product + place, d.to(d_product.dtype.element_ty), mask=here)
         for_bias += tl.where(here, d, 0.0)
     at = parts + tl.program_id(0) * 3 * W + column
@@ -93,16 +89,15 @@ def _add_norm_backward(
     tl.store(at + 2 * W, tl.sum(for_bias, axis=0), mask=inside)
 
 
-@triton.jit
-def _relu(product, bias, seeds, out, T, W, threshold, scale, R: tl.constexpr, N: tl.constexpr, DROPOUT: tl.constexpr):
+@triton.jit(do_not_specialize=["threshold"])
+def _relu(product, bias, seeds, out, T, W, threshold, scale, R: tl.constexpr, N: tl.constexpr):
     row, column = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1) * N + tl.arange(0, N)
     here = (row < T)[:, None] & (column < W)[None, :]
     place = row.to(tl.int64)[:, None] * W + column[None, :]
     x = tl.load(product + place, mask=here, other=0.0).to(tl.float32)
     x += tl.load(bias + column, mask=column < W, other=0.0).to(tl.float32)[None, :]
     x = tl.where(x <= 0, 0.0, x)  # a NaN stays one
-    if DROPOUT:
-        x = tl.where(_kept(seeds, place, threshold), x * scale, 0.0)
+    x = tl.where(_kept(seeds, place, threshold), x * scale, 0.0)
     tl.store(out + place, x.to(out.dtype.element_ty), mask=here)
 
 
@@ -124,16 +119,13 @@ def _sums(grad, out, into, parts, T, W, scale, R: tl.constexpr, N: tl.constexpr,
     tl.store(parts + tl.program_id(0) * W + column, tl.sum(total, axis=0), mask=column < W)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs"])
 def _collect(parts, first, second, programs, W, split, R: tl.constexpr, N: tl.constexpr):
     """Sums of the columns of parts [programs, W]: those before `split` to first, the others to second."""
     column = tl.program_id(0) * N + tl.arange(0, N)
-    total = tl.zeros([R, N], tl.float32)
-    for start in range(0, programs, R):
-        row = start + tl.arange(0, R)
-        here = (row < programs)[:, None] & (column < W)[None, :]
-        total += tl.load(parts + row[:, None] * W + column[None, :], mask=here, other=0.0)
-    sums = tl.sum(total, axis=0)
+    row = tl.arange(0, R)
+    here = (row < programs)[:, None] & (column < W)[None, :]
+    sums = tl.sum(tl.load(parts + row[:, None] * W + column[None, :], mask=here, other=0.0), axis=0)
     tl.store(first + column, sums.to(first.dtype.element_ty), mask=column < split)
     tl.store(second + column - split, sums.to(second.dtype.element_ty), mask=(column >= split) & (column < W))
 
@@ -144,8 +136,8 @@ def add_norm(
     bias: Tensor,
     norm: tuple[Tensor, Tensor, float],
     dtype: torch.dtype,
-    dropout: float = 0.0,
-    seeds: Tensor | None = None,
+    dropout: float,
+    seeds: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """hidden [T, W] float32 (None: 0) + dropout(product [T, W] + bias), in float32, and its layer norm in `dtype`.
 
@@ -154,7 +146,7 @@ def add_norm(
     return _AddNorm.apply(hidden, product, bias, *norm, dtype, dropout, seeds)
 
 
-def relu_dropout(product: Tensor, bias: Tensor, dropout: float = 0.0, seeds: Tensor | None = None) -> Tensor:
+def relu_dropout(product: Tensor, bias: Tensor, dropout: float, seeds: Tensor) -> Tensor:
     """dropout(relu(product [T, W] + bias)) in the product's dtype."""
     return _ReluDropout.apply(product, bias, dropout, seeds)
 
@@ -176,35 +168,35 @@ class _AddNorm(torch.autograd.Function):
         eps: float,
         dtype: torch.dtype,
         dropout: float,
-        seeds: Tensor | None,
+        seeds: Tensor,
     ) -> tuple[Tensor, Tensor]:
         (rows, width), product = product.shape, product.contiguous()
         total = product.new_empty(product.shape, dtype=torch.float32)
         normed = product.new_empty(product.shape, dtype=dtype)
-        meta = _whole_rows(width) | {"ADD": hidden is not None, "DROPOUT": dropout > 0}
+        meta, numbers = _whole_rows(width), (rows, width, eps, *_rule(dropout), int(hidden is not None))
         with torch.cuda.device_of(product):
             _add_norm[(triton.cdiv(rows, meta["R"]),)](
-                hidden, product, bias, seeds, weight, shift, total, normed, rows, width, eps, *_rule(dropout), **meta
-            )
+                total if hidden is None else hidden.contiguous(),
+                product, bias, seeds, weight, shift, total, normed, *numbers, **meta,
+            )  # fmt: skip
         ctx.save_for_backward(total, bias, weight, shift, seeds)
-        ctx.how, ctx.dtype = (eps, *_rule(dropout), meta), product.dtype
+        ctx.how, ctx.dtype = (numbers, meta), product.dtype
         ctx.set_materialize_grads(False)
         return total, normed
 
     @staticmethod
     def backward(ctx: Any, d_total: Tensor | None, d_normed: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         total, bias, weight, shift, seeds = ctx.saved_tensors
-        *numbers, meta = ctx.how
-        rows, width = total.shape
-        d_hidden = torch.empty_like(total) if meta["ADD"] else None
+        numbers, meta = ctx.how
+        rows, width, *_, add = numbers
+        d_hidden = torch.empty_like(total) if add else None
         d_product = torch.empty_like(total, dtype=ctx.dtype)
-        programs = min(triton.cdiv(rows, meta["R"]), _shared(total))
+        programs = min(triton.cdiv(rows, meta["R"]), _PROGRAMS)
         parts = total.new_empty(programs, 3, width)
-        d_total = d_total if d_total is None else d_total.contiguous()
         with torch.cuda.device_of(total):
             _add_norm_backward[(programs,)](
-                total, d_total, d_normed.contiguous(), seeds, weight, d_hidden, d_product, parts,
-                rows, width, *numbers, BEYOND=d_total is not None, **meta,
+                total, total if d_total is None else d_total.contiguous(), d_normed.contiguous(), seeds, weight,
+                total if d_hidden is None else d_hidden, d_product, parts, *numbers, int(d_total is not None), **meta,
             )  # fmt: skip
         d_norm, d_bias = weight.new_empty(2, width), torch.empty_like(bias)
         _collect_parts(parts.flatten(1), d_norm, d_bias)
@@ -213,13 +205,13 @@ class _AddNorm(torch.autograd.Function):
 
 class _ReluDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, product: Tensor, bias: Tensor, dropout: float, seeds: Tensor | None) -> Tensor:
+    def forward(ctx: Any, product: Tensor, bias: Tensor, dropout: float, seeds: Tensor) -> Tensor:
         (rows, width), product = product.shape, product.contiguous()
         out = torch.empty_like(product)
         meta = _part_rows()
         grid = triton.cdiv(rows, meta["R"]), triton.cdiv(width, meta["N"])
         with torch.cuda.device_of(product):
-            _relu[grid](product, bias, seeds, out, rows, width, *_rule(dropout), DROPOUT=dropout > 0, **meta)
+            _relu[grid](product, bias, seeds, out, rows, width, *_rule(dropout), **meta)
         ctx.save_for_backward(out)
         ctx.scale, ctx.dtype = 1 / (1 - dropout), bias.dtype
         return out
@@ -249,7 +241,7 @@ def _column_sums(
     """Sums over the documents of grad [T, W], or of what passes through _relu to `into`."""
     (rows, width), grad = grad.shape, grad.contiguous()
     meta = _part_rows()
-    programs = min(triton.cdiv(rows, meta["R"]), _shared(grad))
+    programs = min(triton.cdiv(rows, meta["R"]), _PROGRAMS)
     parts = grad.new_empty(programs, width, dtype=torch.float32)
     sums = grad.new_empty(width, dtype=dtype)
     with torch.cuda.device_of(grad):
@@ -263,7 +255,7 @@ def _collect_parts(parts: Tensor, first: Tensor, second: Tensor) -> None:
     """Fill first and then second with the sums over the programs of parts [programs, W]."""
     programs, width = parts.shape
     with torch.cuda.device_of(parts):
-        _collect[(triton.cdiv(width, 32),)](parts, first, second, programs, width, first.numel(), R=64, N=32)
+        _collect[(triton.cdiv(width, 8),)](parts, first, second, programs, width, first.numel(), R=_PROGRAMS, N=8)
 
 
 def _rule(dropout: float) -> tuple[int, float]:
@@ -278,10 +270,3 @@ def _whole_rows(width: int) -> dict[str, Any]:
 
 def _part_rows() -> dict[str, Any]:
     return {"R": _ENTRIES // _COLUMNS, "N": _COLUMNS}
-
-
-def _shared(tensor: Tensor) -> int:
-    """Programs that share the documents."""
-    if not tensor.is_cuda:
-        return 2
-    return _PROGRAMS * torch.cuda.get_device_properties(tensor.device).multi_processor_count

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ENTRIES, _ROWS = 4096, 128  # of a program, at most
+_ENTRIES, _ROWS, _PLACES = 4096, 128, 128  # of a program, at most
 
 
 @triton.jit
@@ -65,11 +65,10 @@ class _Spread(torch.autograd.Function):
         scores = scores.contiguous()
         out = scores.new_empty(lists, width, *scores.shape[1:])
         out_labels, mask = labels.new_empty(lists, width), labels.new_empty(lists, width, dtype=torch.bool)
-        columns = min(256, triton.next_power_of_2(width))
         units = scores.shape[1:].numel()
         with torch.cuda.device_of(scores):
-            _spread[(lists, triton.cdiv(width, columns))](
-                scores, labels, rows, offsets, out, out_labels, mask.view(torch.int8), width, units, N=columns
+            _spread[(lists, triton.cdiv(width, _PLACES))](
+                scores, labels, rows, offsets, out, out_labels, mask.view(torch.int8), width, units, N=_PLACES
             )
         ctx.save_for_backward(slots)
         ctx.mark_non_differentiable(out_labels, mask)
