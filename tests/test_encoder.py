@@ -16,7 +16,14 @@ pytest.importorskip("triton")
 from rankgrad.kernels import encoder  # noqa: E402
 from rankgrad.models import EndToEnd, Transformer, kept  # noqa: E402
 
-SHAPES = [(1, 1), (5, 3), (37, 96), (200, 17), (40, 130), (3, 2500)]  # rows and columns beside, at and beyond a program's
+SHAPES = [
+    (1, 1),
+    (5, 3),
+    (37, 96),
+    (200, 17),
+    (40, 130),
+    (3, 2500),
+]  # rows and columns beside, at and beyond a program's
 HALF = pytest.param(torch.bfloat16, 2e-2, marks=pytest.mark.skipif(not CUDA, reason="needs a CUDA device"))
 
 
@@ -62,7 +69,13 @@ def dropped(x, dropout, seeds):
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_branch_is_added_and_normed(shape, first, dtype, tolerance, dropout, seeds):
     columns = shape[1]
-    inputs = [None if first else draw(*shape), draw(*shape, dtype=dtype), draw(columns, dtype=dtype), draw(columns), draw(columns)]
+    inputs = [
+        None if first else draw(*shape),
+        draw(*shape, dtype=dtype),
+        draw(columns, dtype=dtype),
+        draw(columns),
+        draw(columns),
+    ]
 
     def kernel(hidden, product, bias, weight, shift):
         return encoder.add_norm(hidden, product, bias, (weight, shift, 1e-5), dtype, dropout, seeds)
@@ -80,7 +93,9 @@ def test_a_total_that_goes_no_further_has_its_gradient_from_the_norm_alone(seeds
     slope = torch.randn_like(normed)
     normed.backward(slope)
     wide = hidden.detach().requires_grad_()
-    functional.layer_norm(wide + dropped(product.detach() + bias.detach(), 0.3, seeds), (20,), weight, shift).backward(slope)
+    functional.layer_norm(wide + dropped(product.detach() + bias.detach(), 0.3, seeds), (20,), weight, shift).backward(
+        slope
+    )
     torch.testing.assert_close(hidden.grad, wide.grad, atol=1e-5, rtol=1e-5)
 
 
@@ -97,7 +112,7 @@ def test_relu_and_dropout_are_one(shape, dtype, tolerance, dropout, seeds):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), HALF])
-def test_linear_is_torch_s(dtype, tolerance, seeds):  # noqa: ARG001 (the fixture seeds torch)
+def test_linear_is_torch_s(dtype, tolerance, seeds):
     agree(
         lambda x, weight, bias: [encoder.linear(x, weight, bias)],
         lambda x, weight, bias: [functional.linear(x, weight, bias)],

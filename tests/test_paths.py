@@ -26,13 +26,17 @@ def gpu(monkeypatch):
 
 def test_a_gpu_takes_everything_and_a_cpu_nothing_but_its_own_memory(gpu):
     on_gpu = choose_path(Train(), BIG, TRAIN, CUDA, steps=30_000)
-    assert on_gpu[:4] == (True, True, True, True) and not on_gpu.why_not
+    assert on_gpu[:4] == (True, True, False, True) and "faster kernels" in on_gpu.why_not["compile"]
+    assert choose_path(Train(compile=True), BIG, TRAIN, CUDA, steps=10).compile
+    other = choose_path(Train(), MLP(136), TRAIN, CUDA, steps=30_000)
+    assert other[:4] == (True, True, True, True) and not other.why_not
+    assert choose_path(Train(pack=False), BIG, TRAIN, CUDA, steps=30_000).compile
     on_cpu = choose_path(Train(), BIG, TRAIN, CPU, steps=30_000)
     assert on_cpu[:4] == (True, False, False, False) and set(on_cpu.why_not) == {"pack", "compile", "graph"}
 
 
 def test_what_is_off_has_a_reason(gpu, monkeypatch):
-    short = choose_path(Train(), BIG, TRAIN, CUDA, steps=100)
+    short = choose_path(Train(), MLP(136), TRAIN, CUDA, steps=100)
     assert short.graph and not short.compile and "100 steps" in short.why_not["compile"]
     shared = choose_path(Train(), BIG, TRAIN, CUDA, steps=30_000, world=2)
     assert shared[:4] == (True, False, False, False) and "2 share" in shared.why_not["graph"]

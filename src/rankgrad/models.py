@@ -90,22 +90,14 @@ class Transformer(nn.Module):
 
     def _fused(self, features: Tensor, lists: EndToEnd) -> Tensor:
         """`_encode` of lists end to end [T, F] by kernels, which end a branch, add it and begin the next in one go."""
-        from rankgrad.kernels.encoder import add_norm, linear, relu_dropout
-
-        product, bias = self.noise(features) @ self.input.weight.t(), self.input.bias
+        product = self.noise(features) @ self.input.weight.t()
         seeds = _seeds(features.device, len(self.blocks), 4)  # for every dropout of a step, in one draw
-        hidden, ending = None, (0.0, seeds)
+        branch = _Branch(product, self.input.bias, 0.0, seeds)
+        hidden: Tensor | None = None
         for block, draws in zip(self.blocks, seeds):
-            dropout = block.dropout.p if self.training else 0.0
-            dtype = block.widen.weight.dtype
-            hidden, normed = add_norm(hidden, product, bias, _norm(block.attention_norm), dtype, *ending)
-            found, merge = block.attention.packed(normed, lists, draws[0], linear), block.attention.merge
-            product, bias = found @ merge.weight.t(), merge.bias
-            hidden, normed = add_norm(hidden, product, bias, _norm(block.feedforward_norm), dtype, dropout, draws[1])
-            inner = relu_dropout(normed @ block.widen.weight.t(), block.widen.bias, dropout, draws[2])
-            product, bias = inner @ block.narrow.weight.t(), block.narrow.bias
-            ending = dropout, draws[3]
-        return add_norm(hidden, product, bias, _norm(self.norm), self.output.weight.dtype, *ending)[1]
+            assert isinstance(block, _Block)
+            hidden, branch = block.fused(hidden, branch, lists, draws)
+        return branch.added(hidden, self.norm, self.output.weight.dtype)[1]
 
     def _encode(self, features: Tensor, seen: Tensor | EndToEnd | None) -> Tensor:
         """Documents that have looked at what `seen` says: keys [B, 1, 1, L], the lists they lie in, or all of their row."""
@@ -254,6 +246,21 @@ def _seeds(device: torch.device, *shape: int) -> Tensor:
     return torch.randint(-(2**31), 2**31 - 1, (*shape, 2), dtype=torch.int32, device=device)
 
 
+class _Branch(NamedTuple):
+    """What has yet to be added to the sum along the layers: dropout(product + bias)."""
+
+    product: Tensor  # [T, width]
+    bias: Tensor
+    dropout: float
+    seeds: Tensor
+
+    def added(self, hidden: Tensor | None, norm: nn.LayerNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The sum, and its norm in a dtype."""
+        from rankgrad.kernels.encoder import add_norm
+
+        return add_norm(hidden, *self[:2], (norm.weight, norm.bias, norm.eps), dtype, *self[2:])
+
+
 class _Block(nn.Module):
     """One pre-norm encoder block: x + attention(norm(x)), then x + feed-forward(norm(x)), each through dropout."""
 
@@ -270,6 +277,18 @@ class _Block(nn.Module):
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), seen))
         inner = self.dropout(self.widen(self.feedforward_norm(hidden)).relu())
         return hidden + self.dropout(self.narrow(inner))
+
+    def fused(self, hidden: Tensor | None, branch: _Branch, lists: EndToEnd, seeds: Tensor) -> tuple[Tensor, _Branch]:
+        """The same by kernels, from the end of the branch before to the products of its own last one; seeds [4, 2]."""
+        from rankgrad.kernels.encoder import linear, relu_dropout
+
+        dropout, dtype, merge = self.dropout.p if self.training else 0.0, self.widen.weight.dtype, self.attention.merge
+        hidden, normed = branch.added(hidden, self.attention_norm, dtype)
+        found = self.attention.packed(normed, lists, seeds[0], linear)
+        branch = _Branch(found @ merge.weight.t(), merge.bias, dropout, seeds[1])
+        hidden, normed = branch.added(hidden, self.feedforward_norm, dtype)
+        inner = relu_dropout(normed @ self.widen.weight.t(), self.widen.bias, dropout, seeds[2])
+        return hidden, _Branch(inner @ self.narrow.weight.t(), self.narrow.bias, dropout, seeds[3])
 
 
 class _Attention(nn.Module):
@@ -295,7 +314,11 @@ class _Attention(nn.Module):
         return self.merge(found.transpose(1, 2).flatten(-2))
 
     def packed(
-        self, hidden: Tensor, lists: EndToEnd, seeds: Tensor | None = None, linear: Callable[..., Tensor] = functional.linear
+        self,
+        hidden: Tensor,
+        lists: EndToEnd,
+        seeds: Tensor | None = None,
+        linear: Callable[..., Tensor] = functional.linear,
     ) -> Tensor:
         """What the documents [T, width] of lists end to end find, [T, width]; the three projections are one product."""
         parts = (self.query, self.key, self.value)
@@ -319,10 +342,6 @@ class _Attention(nn.Module):
         target = rows.where(real, len(hidden)).flatten()  # padding goes to a row that is cut off again
         found = found.transpose(1, 2).flatten(2).flatten(0, 1)
         return found.new_zeros(len(hidden) + 1, found.shape[-1]).index_copy(0, target, found)[:-1]
-
-
-def _norm(layer: nn.LayerNorm) -> tuple[Tensor, Tensor, float]:
-    return layer.weight, layer.bias, layer.eps
 
 
 def _clean(features: Tensor, mask: Tensor | None, width: int, dtype: torch.dtype) -> Tensor:

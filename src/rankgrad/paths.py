@@ -2,7 +2,7 @@
 
     resident   the train split lies in the device's memory; else its batches are gathered by a thread and copied, ahead of time
     pack       lists end to end without padding (data/packing.py)
-    compile    the model by torch.compile
+    compile    the model by torch.compile; packed Transformers have kernels of their own, which are faster
     graph      the step recorded as CUDA graphs (capture.py)
 
 Each is "auto", true or false. "auto" is on where it works and pays; true is an error where it cannot work. Results agree.
@@ -46,13 +46,13 @@ def choose_path(
     if world > 1:
         shared = f"it works for one process, and {world} share this run"
         cannot |= {"pack": shared, "compile": shared, "graph": shared}
-    expected = expectations(model, device) | {name: reason for name, reason in cannot.items() if reason}
-    if not expected["compile"] and steps < STEPS:
-        expected["compile"] = f"{steps} steps do not repay the time it takes"
+    expected = _discouraged(cannot, device)
     chosen: dict[str, Any] = {}
     why_not = {}
     for name in CHOICES:
         wish = getattr(settings, name)
+        if name == "compile" and not expected[name]:
+            expected[name] = _needless(model, steps, packed=chosen["pack"])
         if wish is True and cannot[name]:
             raise ValueError(f"train.{name} = true cannot be done here: {cannot[name]}; say 'auto' or false")
         reason = "" if wish is True else "not asked for" if wish is False else expected[name]
@@ -78,11 +78,21 @@ def obstacles(model: nn.Module, device: torch.device) -> dict[str, str]:
 
 def expectations(model: nn.Module, device: torch.device) -> dict[str, str]:
     """What "auto" leaves off on a machine and why, whatever the data; empty where it is on."""
+    reasons = _discouraged(obstacles(model, device), device)
+    return reasons | {"compile": reasons["compile"] or _needless(model, STEPS, packed=not reasons["pack"])}
+
+
+def _discouraged(cannot: dict[str, str], device: torch.device) -> dict[str, str]:
+    """What cannot be done, and what does not pay on a device."""
     on_cpu = "" if device.type == "cuda" else "it does not pay on the CPU"
-    return {
-        name: reason or (on_cpu if name in ("pack", "compile") else "")
-        for name, reason in obstacles(model, device).items()
-    }
+    return {name: reason or (on_cpu if name in ("pack", "compile") else "") for name, reason in cannot.items()}
+
+
+def _needless(model: nn.Module, steps: int, *, packed: bool) -> str:
+    """Why a model need not be compiled that could be; empty if it pays."""
+    if packed and isinstance(model, Transformer):
+        return "a packed Transformer has faster kernels"
+    return "" if steps >= STEPS else f"{steps} steps do not repay the time it takes"
 
 
 def _too_large(data: RankingDataset, device: torch.device) -> str:

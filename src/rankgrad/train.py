@@ -194,6 +194,8 @@ def _train(
     amp = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
     compiler = Compiler(on=path.compile, required=settings.compile is True)
     update = _make_update(learner, objective, train_set, weights, config, path, amp, randomness.generator, compiler)
+    if path.pack and path.resident and not path.compile:
+        update.rehearse(_widths(_epoch_lists(train_set, config, progress, path, device, rank, world)))
     step: Callable[[Any], Tensor] = update
     if path.graph:
         step = Captured(update, randomness.generators, device, required=settings.graph is True)
@@ -273,6 +275,11 @@ def _epoch_lists(
         lists = batches(data, size, rank=rank, world=world, pad="fixed" if path.graph else "longest", **common)
     items = ((batch, lists.lists) for batch in lists)
     return items if path.resident else carried(items, data, device)
+
+
+def _widths(lists: Iterator[tuple[Batch | Packed, int]]) -> list[Packed]:
+    """A batch of every width in an epoch of packed lists."""
+    return list({batch.width: batch for batch, _ in lists if isinstance(batch, Packed)}.values())
 
 
 class Readings:

@@ -5,6 +5,7 @@ from step to step is in tensors: the batch, the learning rate, the generators' s
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +105,31 @@ class Update:
             else:
                 group["lr"] = rate
 
+    def rehearse(self, batches: Sequence[Packed]) -> None:
+        """Compute what steps of these shapes will and throw it away: their kernels are compiled, side by side.
+
+        The model's are compiled here, for the first batch; the loss's in threads meanwhile, for every width.
+        """
+        with self._amp:
+            output, labels, _ = self._score(batches[0])
+
+        def judge(batch: Packed) -> None:
+            with torch.cuda.device_of(output):
+                shape = len(batch.queries), batch.width
+                scores = output.new_zeros(*shape, *output.shape[2:], dtype=torch.float32).requires_grad_()
+                mask = labels.new_ones(shape, dtype=torch.bool)
+                generator = torch.Generator(output.device)
+                values = self._objective.values(scores, labels.new_zeros(shape), mask, generator)
+                torch.autograd.grad(values.sum(), scores)
+
+        with ThreadPoolExecutor() as threads:
+            judged = threads.map(judge, batches)
+            output.sum().backward()
+            list(judged)
+        if self._rounded is not None:
+            self._rounded.collect()
+        self._optimiser.zero_grad(set_to_none=True)
+
     def __call__(self, batch: Any) -> Tensor:
         """Learn from a batch."""
         if self._rounded is not None:
@@ -137,7 +163,9 @@ class Update:
         share = self._objective.teaches(labels, mask).to(values.dtype)
         if self._weights is not None:
             share = share * self._weights[queries].to(values.dtype)
-        sums = torch.stack([values * share, share, torch.zeros_like(share)])  # a list of share 0 is 0, or NaN if its loss is
+        sums = torch.stack(
+            [values * share, share, torch.zeros_like(share)]
+        )  # a list of share 0 is 0, or NaN if its loss is
         totals = sums.sum(1, dtype=torch.float64)
         if self._world > 1:
             totals[2].fill_(float(self.asked))  # a fill, where a copy would stall
@@ -171,7 +199,9 @@ def packed_scores(
 ) -> Callable[[Packed], Scored]:
     """How a model scores lists end to end; `table` holds the documents (features, labels) that rows count, None: the batch does."""
     dtype = next(model.parameters()).dtype
-    chosen = compiler(lambda documents, offsets, width: model.packed(documents, EndToEnd(offsets, width, kernel, exact)))
+    chosen = compiler(
+        lambda documents, offsets, width: model.packed(documents, EndToEnd(offsets, width, kernel, exact))
+    )
 
     def score(batch: Packed) -> Scored:
         features, labels = (batch.features, batch.labels) if table is None else table

@@ -67,7 +67,11 @@ def _add_norm_backward(
     column = tl.arange(0, N)
     inside = column < W
     w = tl.load(weight + column, mask=inside, other=0.0)[None, :]
-    for_weight, for_shift, for_bias = tl.zeros([R, N], tl.float32), tl.zeros([R, N], tl.float32), tl.zeros([R, N], tl.float32)
+    for_weight, for_shift, for_bias = (
+        tl.zeros([R, N], tl.float32),
+        tl.zeros([R, N], tl.float32),
+        tl.zeros([R, N], tl.float32),
+    )
     for tile in range(tl.program_id(0), tl.cdiv(T, R), tl.num_programs(0)):
         row = tile * R + tl.arange(0, R)
         here = (row < T)[:, None] & inside[None, :]
@@ -139,7 +143,7 @@ def add_norm(
     dropout: float,
     seeds: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """hidden [T, W] float32 (None: 0) + dropout(product [T, W] + bias), in float32, and its layer norm in `dtype`.
+    """Hidden [T, W] float32 (None: 0) + dropout(product [T, W] + bias), in float32, and its layer norm in `dtype`.
 
     norm holds the weight, the shift and epsilon of the layer norm; seeds are two int32 on the device.
     """
@@ -152,7 +156,7 @@ def relu_dropout(product: Tensor, bias: Tensor, dropout: float, seeds: Tensor) -
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """torch's linear of x [T, V], with a faster sum for the gradient of its bias."""
+    """Torch's linear of x [T, V], with a faster sum for the gradient of its bias."""
     return _Linear.apply(x, weight, bias)
 
 
@@ -179,14 +183,14 @@ class _AddNorm(torch.autograd.Function):
                 total if hidden is None else hidden.contiguous(),
                 product, bias, seeds, weight, shift, total, normed, *numbers, **meta,
             )  # fmt: skip
-        ctx.save_for_backward(total, bias, weight, shift, seeds)
+        ctx.save_for_backward(total, bias, weight, seeds)
         ctx.how, ctx.dtype = (numbers, meta), product.dtype
         ctx.set_materialize_grads(False)
         return total, normed
 
     @staticmethod
-    def backward(ctx: Any, d_total: Tensor | None, d_normed: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        total, bias, weight, shift, seeds = ctx.saved_tensors
+    def backward(ctx: Any, d_total: Tensor | None, d_normed: Tensor) -> tuple[Tensor | None, ...]:
+        total, bias, weight, seeds = ctx.saved_tensors
         numbers, meta = ctx.how
         rows, width, *_, add = numbers
         d_hidden = torch.empty_like(total) if add else None
@@ -217,7 +221,7 @@ class _ReluDropout(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (out,) = ctx.saved_tensors
         into = torch.empty_like(out)
         return into, _column_sums(grad, ctx.dtype, out, into, ctx.scale), None, None
@@ -230,7 +234,7 @@ class _Linear(torch.autograd.Function):
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         return grad @ weight, grad.t() @ x, _column_sums(grad, weight.dtype)
 

@@ -75,7 +75,7 @@ class _Spread(torch.autograd.Function):
         return out, out_labels, mask
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         (slots,) = ctx.saved_tensors
         flat = grad.flatten(0, 1)
         flat = flat[:, None] if flat.dim() == 1 else flat
