@@ -22,6 +22,7 @@ ROOMS = {
             *[
                 "paths",
                 "update",
+                "rehearsal",
                 "evaluate",
                 "queries",
                 "records",

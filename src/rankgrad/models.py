@@ -242,8 +242,8 @@ def kept(shape: Sequence[int], dropout: float, seeds: Tensor) -> Tensor:
 
 
 def _seeds(device: torch.device, *shape: int) -> Tensor:
-    """Pairs of seeds of a hash, [..., 2]."""
-    return torch.randint(-(2**31), 2**31 - 1, (*shape, 2), dtype=torch.int32, device=device)
+    """Seeds of a hash, [..., 4]: two are enough, and four begin where a kernel may expect it, at multiples of 16 bytes."""
+    return torch.randint(-(2**31), 2**31 - 1, (*shape, 4), dtype=torch.int32, device=device)
 
 
 class _Branch(NamedTuple):
@@ -279,7 +279,7 @@ class _Block(nn.Module):
         return hidden + self.dropout(self.narrow(inner))
 
     def fused(self, hidden: Tensor | None, branch: _Branch, lists: EndToEnd, seeds: Tensor) -> tuple[Tensor, _Branch]:
-        """The same by kernels, from the end of the branch before to the products of its own last one; seeds [4, 2]."""
+        """The same by kernels, from the end of the branch before to the products of its own last one; seeds [4, 4]."""
         from rankgrad.kernels.encoder import linear, relu_dropout
 
         dropout, dtype, merge = self.dropout.p if self.training else 0.0, self.widen.weight.dtype, self.attention.merge

@@ -32,6 +32,7 @@ from rankgrad.metrics import parse_metric
 from rankgrad.models import rounded
 from rankgrad.numerics import usable_bfloat16
 from rankgrad.paths import Path, choose_path
+from rankgrad.rehearsal import rehearse
 from rankgrad.seeds import Randomness
 from rankgrad.update import NUMBERS, Objective, Rounded, Scored, Update, packed_scores, padded_scores
 
@@ -194,8 +195,9 @@ def _train(
     amp = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
     compiler = Compiler(on=path.compile, required=settings.compile is True)
     update = _make_update(learner, objective, train_set, weights, config, path, amp, randomness.generator, compiler)
-    if path.pack and path.resident and not path.compile:
-        update.rehearse(_widths(_epoch_lists(train_set, config, progress, path, device, rank, world)))
+    if device.type == "cuda" and path.pack and path.resident and not path.compile:
+        first = _epoch_lists(train_set, config, progress, path, device, rank, world)
+        rehearse(learner.model, objective, settings, (batch for batch, _ in first if isinstance(batch, Packed)), device)
     step: Callable[[Any], Tensor] = update
     if path.graph:
         step = Captured(update, randomness.generators, device, required=settings.graph is True)
@@ -275,11 +277,6 @@ def _epoch_lists(
         lists = batches(data, size, rank=rank, world=world, pad="fixed" if path.graph else "longest", **common)
     items = ((batch, lists.lists) for batch in lists)
     return items if path.resident else carried(items, data, device)
-
-
-def _widths(lists: Iterator[tuple[Batch | Packed, int]]) -> list[Packed]:
-    """A batch of every width in an epoch of packed lists."""
-    return list({batch.width: batch for batch, _ in lists if isinstance(batch, Packed)}.values())
 
 
 class Readings:

@@ -5,7 +5,6 @@ from step to step is in tensors: the batch, the learning rate, the generators' s
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -104,31 +103,6 @@ class Update:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-
-    def rehearse(self, batches: Sequence[Packed]) -> None:
-        """Compute what steps of these shapes will and throw it away: their kernels are compiled, side by side.
-
-        The model's are compiled here, for the first batch; the loss's in threads meanwhile, for every width.
-        """
-        with self._amp:
-            output, labels, _ = self._score(batches[0])
-
-        def judge(batch: Packed) -> None:
-            with torch.cuda.device_of(output):
-                shape = len(batch.queries), batch.width
-                scores = output.new_zeros(*shape, *output.shape[2:], dtype=torch.float32).requires_grad_()
-                mask = labels.new_ones(shape, dtype=torch.bool)
-                generator = torch.Generator(output.device)
-                values = self._objective.values(scores, labels.new_zeros(shape), mask, generator)
-                torch.autograd.grad(values.sum(), scores)
-
-        with ThreadPoolExecutor() as threads:
-            judged = threads.map(judge, batches)
-            output.sum().backward()
-            list(judged)
-        if self._rounded is not None:
-            self._rounded.collect()
-        self._optimiser.zero_grad(set_to_none=True)
 
     def __call__(self, batch: Any) -> Tensor:
         """Learn from a batch."""

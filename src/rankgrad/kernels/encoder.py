@@ -18,7 +18,7 @@ from torch import Tensor
 
 _ENTRIES = 2048  # of a program at a time
 _COLUMNS = 128  # of a program that need not see whole rows
-_PROGRAMS = 512  # at most, where programs share the documents and leave sums
+_PROGRAMS = 256  # at most, where programs share the documents and leave sums
 
 
 @triton.jit
@@ -76,13 +76,15 @@ def _add_norm_backward(
         row = tile * R + tl.arange(0, R)
         here = (row < T)[:, None] & inside[None, :]
         place = row.to(tl.int64)[:, None] * W + column[None, :]
-        unit, inverse = _unit(tl.load(total + place, mask=here, other=0.0), here, W, eps)
+        x = tl.load(total + place, mask=here, other=0.0)  # all that is read, before anything waits for it
         g = tl.load(d_normed + place, mask=here, other=0.0).to(tl.float32)
+        past = tl.load(d_total + place, mask=here & (row < T * beyond)[:, None], other=0.0)
+        unit, inverse = _unit(x, here, W, eps)
         for_weight += g * unit
         for_shift += g
         g = g * w
         d = (g - (tl.sum(g, axis=1) / W)[:, None] - unit * (tl.sum(g * unit, axis=1) / W)[:, None]) * inverse[:, None]
-        d += tl.load(d_total + place, mask=here & (row < T * beyond)[:, None], other=0.0)
+        d += past
         tl.store(d_hidden + place, d, mask=here & (row < T * add)[:, None])
         d = tl.where(_kept(seeds, place, threshold), d * scale, 0.0)
         tl.store(d_product + place, d.to(d_product.dtype.element_ty), mask=here)
