@@ -27,7 +27,8 @@ from rankgrad.splits import load_splits
 from rankgrad.train import Epoch, Learner, Step, make_optimiser, train
 
 AGREE, ROUGHLY = 0.002, 0.01
-PAPER = {"istella": (Model(width=128), 110)}  # model and batch size; else those of Web30K
+ISTELLA = Model(width=128), 110  # model and batch size
+PAPER = {"istella": ISTELLA, "istella-full": ISTELLA}  # else those of Web30K
 PLAIN = {"precision": "float32", "pack": False, "compile": False, "graph": False, "resident": True}
 
 
@@ -67,7 +68,9 @@ def row(name, measured, plain):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", default="web30k", help="tiny, small, web30k, istella")
+    parser.add_argument(
+        "--shape", default="web30k", help="tiny, small, web30k, istella (lists as long as Istella-S's), istella-full"
+    )
     parser.add_argument("--epochs", type=int, default=3, help="of the fast path; 100 is the paper's run")
     parser.add_argument("--precision", default="bf16", help="of the fast path: float32, tf32, bf16")
     parser.add_argument("--loss", default="neural_ndcg")

@@ -150,7 +150,7 @@ def test_linear_single_document_and_list_models_separate(small):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"size": "huge"}, "no synthetic size 'huge'; expected one of tiny, small, web30k, istella"),
+        ({"size": "huge"}, "no synthetic size 'huge'; expected one of tiny, small, web30k, istella, istella-full"),
         ({"split": "valid"}, "no split 'valid'; expected one of train, vali, test"),
         ({"seed": -1}, "seed is -1; expected a whole number, 0 or more"),
         ({"seed": 0.5}, "seed is 0.5; expected a whole number, 0 or more"),

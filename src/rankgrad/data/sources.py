@@ -1,6 +1,6 @@
 """What a person may name as data: `synthetic`, a file, a folder. From that name to lists.
 
-synthetic, synthetic:SIZE   made up from a seed, three splits (sizes: tiny, small, web30k, istella)
+synthetic, synthetic:SIZE   made up from a seed, three splits (sizes: tiny, small, web30k, istella, istella-full)
 a text file                 LETOR/SVMLight, plain or compressed
 a table                     Parquet, CSV or Arrow, by its ending, with columns label and qid
 a folder                    of text files train, vali, test (any layout the catalogue knows), of tables of those names,
