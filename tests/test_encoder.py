@@ -68,7 +68,7 @@ def dropped(x, dropout, seeds):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), HALF])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_branch_is_added_and_normed(shape, first, dtype, tolerance, dropout, seeds):
-    columns = shape[1]
+    columns, eps = shape[1], 0.1
     inputs = [
         None if first else draw(*shape),
         draw(*shape, dtype=dtype),
@@ -78,11 +78,11 @@ def test_a_branch_is_added_and_normed(shape, first, dtype, tolerance, dropout, s
     ]
 
     def kernel(hidden, product, bias, weight, shift):
-        return encoder.add_norm(hidden, product, bias, (weight, shift, 1e-5), dtype, dropout, seeds)
+        return encoder.add_norm(hidden, product, bias, (weight, shift, eps), dtype, dropout, seeds)
 
     def plain(hidden, product, bias, weight, shift):
         total = dropped(product + bias, dropout, seeds) + (0 if hidden is None else hidden)
-        return total, functional.layer_norm(total, (columns,), weight, shift, 1e-5)
+        return total, functional.layer_norm(total, (columns,), weight, shift, eps)
 
     agree(kernel, plain, inputs, tolerance)
 
@@ -152,6 +152,8 @@ def test_a_model_learns_with_the_kernels_as_without(layers, noise):
     torch.manual_seed(0)
     model = Transformer(5, width=8, layers=layers, heads=2, feedforward=12, dropout=0.0, input_noise=noise, tanh=True)
     model = model.to(DEVICE)
+    for number, layer in enumerate(layer for layer in model.modules() if isinstance(layer, torch.nn.LayerNorm)):
+        layer.eps = 0.1 * (1 + number)
     offsets = torch.tensor([0, 4, 4, 11], dtype=torch.int32, device=DEVICE)
     features, slope = torch.randn(11, 5).to(DEVICE), torch.randn(11).to(DEVICE)
     found = []
@@ -180,8 +182,104 @@ def test_dropout_in_a_model_keeps_its_share_and_ends_with_training():
     )
 
 
+def test_every_dropout_of_a_model_has_seeds_of_its_own():
+    torch.manual_seed(0)
+    model, p = Transformer(5, width=12, layers=2, heads=2, feedforward=20, dropout=0.4).to(DEVICE), 0.4
+    lists = EndToEnd(torch.tensor([0, 30, 50], dtype=torch.int32, device=DEVICE), 30, kernel=True)
+    features, slope = torch.randn(50, 5).to(DEVICE), torch.randn(50).to(DEVICE)
+    torch.manual_seed(7)
+    scores = model.packed(features, lists)
+    torch.manual_seed(7)
+    draws = torch.randint(-(2**31), 2**31 - 1, (2, 4, 4), dtype=torch.int32, device=DEVICE)
+    hidden = model.input(features)
+    for block, seeds in zip(model.blocks, draws, strict=True):
+        found = block.attention.packed(block.attention_norm(hidden), lists, seeds[0])
+        hidden = hidden + dropped(block.attention.merge(found), p, seeds[1])
+        inner = dropped(block.widen(block.feedforward_norm(hidden)).relu(), p, seeds[2])
+        hidden = hidden + dropped(block.narrow(inner), p, seeds[3])
+    plain = model.output(model.norm(hidden))[:, 0]
+    torch.testing.assert_close(scores, plain, atol=1e-5, rtol=1e-4)
+    for one, other in zip(
+        *(torch.autograd.grad(s, list(model.parameters()), slope) for s in (scores, plain)), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-3)
+
+
+def test_tensors_need_not_be_contiguous(seeds):
+    def turned(*shape):
+        return torch.randn(*shape[::-1], device=DEVICE).t().requires_grad_()
+
+    hidden, product, bias, weight, shift = turned(9, 20), turned(9, 20), draw(20), draw(20), draw(20)
+
+    def turned_sum(out):
+        """Its gradient comes back turned."""
+        return (out.t() * torch.arange(1.0, 1 + out.numel(), device=DEVICE).view(out.t().shape)).sum()
+
+    def kernel():
+        total, normed = encoder.add_norm(hidden, product, bias, (weight, shift, 1e-5), torch.float32, 0.3, seeds)
+        linear = encoder.linear(product, weight.expand(4, 20), shift[:4])
+        return total, normed, encoder.relu_dropout(product, bias, 0.3, seeds), linear
+
+    def plain():
+        total = hidden + dropped(product + bias, 0.3, seeds)
+        linear = functional.linear(product, weight.expand(4, 20), shift[:4])
+        normed = functional.layer_norm(total, (20,), weight, shift)
+        return total, normed, dropped((product + bias).relu(), 0.3, seeds), linear
+
+    leaves = [hidden, product, bias, weight, shift]
+    for outs in zip(kernel(), plain(), strict=True):
+        torch.testing.assert_close(*outs)
+        grads = (
+            torch.autograd.grad(turned_sum(out), leaves, retain_graph=True, materialize_grads=True) for out in outs
+        )
+        for found, expected in zip(*grads, strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
+
+
+def test_weights_of_float32_learn_under_autocast():
+    torch.manual_seed(0)
+    model = Transformer(5, width=8, layers=1, feedforward=12, dropout=0.0).to(DEVICE)
+    offsets = torch.tensor([0, 4, 11], dtype=torch.int32, device=DEVICE)
+    features = torch.randn(11, 5).to(DEVICE)
+    found = []
+    for half in (False, True):
+        with torch.autocast(DEVICE, torch.float16, enabled=half):
+            scores = model.packed(features, EndToEnd(offsets, 7, kernel=True))
+        found.append(torch.autograd.grad(scores.sum(), list(model.parameters())))
+    for plain, low in zip(*found, strict=True):
+        assert low.dtype == torch.float32
+        torch.testing.assert_close(low, plain, atol=2e-2, rtol=5e-2)
+
+
+def test_float64_is_not_rounded_on_the_way():
+    torch.manual_seed(0)
+    model = Transformer(5, width=8, layers=1, feedforward=12, dropout=0.0).to(DEVICE).double()
+    with torch.no_grad():
+        model.blocks[0].attention.merge.weight.zero_()  # the attention kernel computes in float32
+    lists = EndToEnd(torch.tensor([0, 4, 11], dtype=torch.int32, device=DEVICE), 7)
+    features = torch.randn(11, 5, dtype=torch.float64).to(DEVICE)
+    fused, plain = (model.packed(features, lists._replace(kernel=kernel)) for kernel in (True, False))
+    torch.testing.assert_close(fused, plain, atol=1e-12, rtol=1e-12)
+
+
 @pytest.mark.parametrize("dropout", [0.1, 0.5])
 def test_the_hash_keeps_its_share(dropout, seeds):
     share = kept((400, 500), dropout, seeds).double().mean()
     assert abs(share - (1 - dropout)) < 0.005
     assert 0.4 < (kept((400, 500), 0.5, seeds) == kept((400, 500), 0.5, seeds + 1)).double().mean() < 0.6
+
+
+def test_a_compiled_model_scores_the_same_at_every_size():
+    torch.manual_seed(0)
+    model = Transformer(5, width=8, layers=1, heads=2, feedforward=12, dropout=0.0).to(DEVICE)
+    compiled = torch.compile(
+        lambda features, offsets, longest: model.packed(features, EndToEnd(offsets, longest, kernel=True)),
+        dynamic=True,
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    for lengths in ([4, 0, 7], [16, 3], [5, 5, 5, 1]):
+        offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=DEVICE)
+        features = torch.randn(sum(lengths), 5).to(DEVICE)
+        plain = model.packed(features, EndToEnd(offsets, max(lengths)))
+        torch.testing.assert_close(compiled(features, offsets, max(lengths)), plain, atol=1e-5, rtol=1e-5)

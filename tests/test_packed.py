@@ -17,7 +17,7 @@ from rankgrad.capture import Compiler  # noqa: E402
 from rankgrad.data.dataset import RankingDataset  # noqa: E402
 from rankgrad.data.packing import packed_lists  # noqa: E402
 from rankgrad.kernels.packing import gather  # noqa: E402
-from rankgrad.models import MLP, Transformer  # noqa: E402
+from rankgrad.models import MLP, Transformer, rounded  # noqa: E402
 from rankgrad.update import packed_scores  # noqa: E402
 
 
@@ -72,3 +72,48 @@ def test_a_transformer_s_step_is_that_of_torch():
     torch.testing.assert_close(fused.scores, plain.scores, atol=1e-5, rtol=1e-5)
     assert torch.equal(fused.labels, plain.labels)
     assert torch.equal(fused.mask, plain.mask)
+
+
+def test_documents_come_in_the_dtype_that_the_first_product_reads(monkeypatch):
+    class Table(torch.nn.Module):
+        """Its first parameter is not what its documents are."""
+
+        def __init__(self):
+            super().__init__()
+            self.register_parameter("table", torch.nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False))
+
+        def packed(self, documents, lists):
+            return documents.sum(1)
+
+    wanted = []
+
+    def gathered(table, rows, slots, limit, dtype):
+        wanted.append(dtype)
+        return gather(table, rows, slots, limit, torch.float32)
+
+    monkeypatch.setattr("rankgrad.kernels.packing.gather", gathered)
+    data = dataset([3, 20, 7], 6)
+    (batch,) = packed_lists(data, 3, list_size=16, seed=0, epoch=0, device=DEVICE)
+    transformer = Transformer(6, width=8, layers=1, feedforward=8).to(DEVICE)
+    monkeypatch.setattr(Transformer, "packed", lambda self, documents, lists: documents.sum(1))
+    for model in (transformer, rounded(transformer), MLP(6, hidden=(4,)).to(DEVICE), Table()):
+        packed_scores(model, data.tensors(DEVICE)[:2], Compiler(on=False), kernel=True, exact=True)(batch)
+    assert wanted == [torch.float32, torch.bfloat16, torch.float32, torch.float32]
+
+
+def test_scores_and_their_gradients_need_not_be_contiguous():
+    data = dataset([3, 9], 6)
+    (batch,) = packed_lists(data, 2, list_size=9, seed=0, epoch=0, device=DEVICE)
+
+    class Given(torch.nn.Module):
+        def packed(self, documents, lists):
+            return given.t()
+
+    found = []
+    for kernel in (True, False):
+        given = torch.arange(2.0 * len(batch.rows), device=DEVICE).view(2, -1).requires_grad_()
+        score = packed_scores(Given(), data.tensors(DEVICE)[:2], Compiler(on=False), kernel=kernel, exact=True)
+        turned = score(batch).scores.flatten(0, 1).t()  # [2, B * L]
+        (turned * torch.arange(1.0, 1 + turned.numel(), device=DEVICE).view(turned.shape)).sum().backward()
+        found.append((turned, given.grad))
+    torch.testing.assert_close(*found)

@@ -8,7 +8,7 @@ import torch
 
 from rankgrad.config import Model, Train
 from rankgrad.models import MLP, Transformer
-from rankgrad.paths import choose_path
+from rankgrad.paths import choose_path, expectations
 from rankgrad.resolve import make_model, make_objective, resolve
 from rankgrad.train import Epoch, Learner, NonFiniteError, make_optimiser, train
 from test_train import CPU, TRAIN, VALI, learner_of, run, stops_at, with_
@@ -28,6 +28,8 @@ def test_a_gpu_takes_everything_and_a_cpu_nothing_but_its_own_memory(gpu):
     on_gpu = choose_path(Train(), BIG, TRAIN, CUDA, steps=30_000)
     assert on_gpu[:4] == (True, True, False, True) and "faster kernels" in on_gpu.why_not["compile"]
     assert choose_path(Train(compile=True), BIG, TRAIN, CUDA, steps=10).compile
+    assert expectations(BIG, CUDA)["compile"] == on_gpu.why_not["compile"]
+    assert not expectations(MLP(136), CUDA)["compile"]
     other = choose_path(Train(), MLP(136), TRAIN, CUDA, steps=30_000)
     assert other[:4] == (True, True, True, True) and not other.why_not
     assert choose_path(Train(pack=False), BIG, TRAIN, CUDA, steps=30_000).compile

@@ -1,6 +1,5 @@
 """Kernels compiled before the first step: every part of a step is there, and nothing is learned."""
 
-import contextlib
 import os
 
 import pytest
@@ -15,30 +14,48 @@ pytest.importorskip("triton")
 
 from rankgrad.config import Config, Loss, Train  # noqa: E402
 from rankgrad.data.packing import packed_lists  # noqa: E402
+from rankgrad.kernels import attention, encoder, packing  # noqa: E402
 from rankgrad.models import MLP, Transformer  # noqa: E402
 from rankgrad.rehearsal import rehearse  # noqa: E402
 from rankgrad.resolve import make_objective  # noqa: E402
 from rankgrad.train import Learner, make_optimiser, train  # noqa: E402
 from test_train import TRAIN, VALI, with_  # noqa: E402
 
+KERNELS = {
+    "_forward",
+    "_backward",
+    "_add_norm",
+    "_add_norm_backward",
+    "_relu",
+    "_sums",
+    "_collect",
+    "_gather",
+    "_spread",
+}
 
-class OneByOne(contextlib.nullcontext):
+
+class OneByOne:
     """Instead of threads, which Triton's interpreter does not bear."""
 
-    map = staticmethod(map)
+    def __init__(self, _):
+        self.map = map
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
 
 
 @pytest.fixture(autouse=True)
 def threads(monkeypatch):
     if not CUDA:
-        monkeypatch.setattr("rankgrad.rehearsal.ThreadPoolExecutor", lambda _: OneByOne(OneByOne))
+        monkeypatch.setattr("rankgrad.rehearsal.ThreadPoolExecutor", OneByOne)
 
 
 @pytest.fixture
 def launched(monkeypatch):
     """Names of the kernels that were launched."""
-    from rankgrad.kernels import attention, encoder, packing
-
     names = set()
 
     class Heard:
@@ -50,20 +67,14 @@ def launched(monkeypatch):
             return self.kernel[grid]
 
     for module in (attention, encoder, packing):
-        for name in (
-            "_forward",
-            "_backward",
-            "_add_norm",
-            "_add_norm_backward",
-            "_relu",
-            "_sums",
-            "_collect",
-            "_gather",
-            "_spread",
-        ):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, Heard(getattr(module, name), name))
+        for name in KERNELS & set(vars(module)):
+            monkeypatch.setattr(module, name, Heard(getattr(module, name), name))
     return names
+
+
+@pytest.fixture
+def batch():
+    return next(packed_lists(TRAIN, 4, list_size=16, seed=0, epoch=0, device=DEVICE))
 
 
 def rehearsed(model, loss, batches):
@@ -72,39 +83,58 @@ def rehearsed(model, loss, batches):
 
     def values(scores, labels, mask, generator):
         seen.append(tuple(scores.shape))
+        torch.rand(3)  # a loss that does not keep to the generator it is given
         return objective.values(scores, labels, mask, generator)
 
-    rehearse(model.to(DEVICE), objective._replace(values=values), Train(), batches, DEVICE)
-    return sorted(set(seen))
+    rehearse(model.to(DEVICE), objective._replace(values=values), Train(), batches, 136, DEVICE)
+    return sorted(seen)
 
 
 @pytest.mark.parametrize("loss", ["listnet", "ordinal"])  # the second takes other scores, and is left for later
-def test_every_kernel_and_every_width_once(launched, loss):
+def test_every_kernel_and_every_width_once(launched, loss, batch):
     model = Transformer(136, width=8, layers=2, heads=2, feedforward=16)
-    batch, *_ = packed_lists(TRAIN, 4, list_size=16, seed=0, epoch=0, device=DEVICE)
     state = torch.get_rng_state()
     assert rehearsed(model, loss, [batch, batch._replace(width=32), batch]) == [(4, 16), (4, 32)]
-    assert launched == {
-        *(
-            "_forward",
-            "_backward",
-            "_add_norm",
-            "_add_norm_backward",
-            "_relu",
-            "_sums",
-            "_collect",
-            "_gather",
-            "_spread",
-        )
-    }
+    assert launched == KERNELS
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_model_without_attention_needs_less(launched):
-    batch, *_ = packed_lists(TRAIN, 4, list_size=16, seed=0, epoch=0, device=DEVICE)
+def test_a_model_without_attention_needs_less(launched, batch):
     assert rehearsed(MLP(136, hidden=(4,)), "rmse", [batch]) == [(4, 16)]
     assert launched == {"_gather", "_spread"}
+
+
+def test_the_end_of_an_epoch_has_nothing_to_rehearse(launched):
+    assert rehearsed(MLP(136, hidden=(4,)), "rmse", []) == []
+    assert not launched
+
+
+def test_what_goes_wrong_is_left_for_the_step_to_say(batch):
+    def broken(*_):
+        raise IndexError
+
+    objective = make_objective(Config())._replace(values=broken)
+    rehearse(MLP(136, hidden=(4,)).to(DEVICE), objective, Train(), [batch], 136, DEVICE)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_products_have_the_dtype_of_the_run(precision, batch, monkeypatch):
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    heard = []
+
+    def attended(qkv, offsets, longest, dropout, seed, exact):
+        heard.append((qkv.dtype, exact))
+        return (qkv.sum(1),)
+
+    monkeypatch.setattr(attention, "list_attention", attended)
+    monkeypatch.setattr(encoder, "add_norm", lambda *given: heard.append((given[1].dtype, given[4])))
+    for name in ("relu_dropout", "linear"):  # some CPUs have no bfloat16 products
+        monkeypatch.setattr(encoder, name, lambda *given: heard.append((given[0].dtype, precision == "float32")))
+    model = Transformer(136, width=8, layers=1, feedforward=16).to(DEVICE)
+    rehearse(model, make_objective(Config()), Train(precision=precision), [batch], 136, DEVICE)
+    assert heard.count((dtype, precision == "float32")) == 3
+    assert set(heard) == {(dtype, precision == "float32"), (dtype, dtype), (dtype, torch.float32)}
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")

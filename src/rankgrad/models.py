@@ -1,6 +1,6 @@
 """Models that score documents: the context-aware ranker of the NeuralNDCG paper, an MLP and a linear model.
 
-Imports torch, and the attention kernel where it is used. All share one call and its manners: `model(features [B, L, F], mask [B, L]) -> scores [B, L]`, or
+Imports torch, and the encoder's kernels where they are used. All share one call and its manners: `model(features [B, L, F], mask [B, L]) -> scores [B, L]`, or
 [B, L, units] for more than one unit per document. mask is True at real documents, None = all are real. Padding may
 stand anywhere and hold anything, NaN included; it scores 0 and is seen by nobody, so that a list scores the same alone
 and in any batch (to rounding). Reordering documents reorders their scores. Weight matrices start Glorot-uniform, biases
@@ -30,7 +30,7 @@ class EndToEnd(NamedTuple):
 
     offsets: Tensor  # [B + 1] int32, from 0 to the number of rows
     longest: int  # no list is longer
-    kernel: bool = False  # attention by the Triton kernel, which needs a GPU; else the lists are padded for it
+    kernel: bool = False  # by kernels, which need a GPU; else the lists are padded for the attention
     exact: bool = True  # in the kernel: float32 products, or TF32 where the projection is float32
 
 
@@ -82,9 +82,9 @@ class Transformer(nn.Module):
         return _score(self._encode(features, keys), mask, self.output, self.tanh)
 
     def packed(self, features: Tensor, lists: EndToEnd) -> Tensor:
-        """Scores [T], or [T, units], of lists end to end: features [T, F]."""
+        """Scores [T], or [T, units], of lists end to end: features [T, F]. Kernels read the layers' weights; their hooks are not called."""
         features = _clean(features[None], None, self.features, self.input.weight.dtype)
-        if lists.kernel and not torch.compiler.is_compiling():
+        if lists.kernel and self.norm.weight.dtype == torch.float32 and not torch.compiler.is_compiling():
             return _score(self._fused(features[0], lists), None, self.output, self.tanh)
         return _score(self._encode(features, lists), None, self.output, self.tanh)[0]
 
@@ -258,7 +258,8 @@ class _Branch(NamedTuple):
         """The sum, and its norm in a dtype."""
         from rankgrad.kernels.encoder import add_norm
 
-        return add_norm(hidden, *self[:2], (norm.weight, norm.bias, norm.eps), dtype, *self[2:])
+        scale = norm.weight, norm.bias, norm.eps
+        return add_norm(hidden, self.product, self.bias, scale, dtype, self.dropout, self.seeds)
 
 
 class _Block(nn.Module):

@@ -51,7 +51,7 @@ def choose_path(
     why_not = {}
     for name in CHOICES:
         wish = getattr(settings, name)
-        if name == "compile" and not expected[name]:
+        if name == "compile" and not expected[name]:  # after pack, on which it depends
             expected[name] = _needless(model, steps, packed=chosen["pack"])
         if wish is True and cannot[name]:
             raise ValueError(f"train.{name} = true cannot be done here: {cannot[name]}; say 'auto' or false")
@@ -71,7 +71,7 @@ def obstacles(model: nn.Module, device: torch.device) -> dict[str, str]:
     return {
         "resident": "",
         "pack": _not_packable(model, device),
-        "compile": kernels.why_no_triton(device),
+        "compile": kernels.why_no_compiler(device),
         "graph": "" if device.type == "cuda" else "CUDA graphs need a CUDA device",
     }
 

@@ -5,7 +5,8 @@ multiples of 16. Where those of a step should differ from these nothing is wrong
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,33 +24,46 @@ Task = Callable[[], Tensor]
 
 
 def rehearse(
-    model: nn.Module, objective: Objective, settings: Train, batches: Iterable[Packed], device: torch.device
+    model: nn.Module,
+    objective: Objective,
+    settings: Train,
+    batches: Sequence[Packed],
+    features: int,
+    device: torch.device,
 ) -> None:
-    """Compute, with gradients, the parts of packed steps like these: lists end to end, an encoder block, the loss at every width."""
-    widths = {batch.width: batch for batch in batches}
-    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
-    first = next(iter(widths.values()))
+    """Compute, with gradients, the parts of packed steps like these: lists end to end, an encoder block, the loss at every width.
+
+    Nothing that goes wrong here stops a run: if it is of the run's own making, the step will say so.
+    """
+    if not batches:  # stopped after the last step of an epoch
+        return
+    widths = {batch.width for batch in batches}
+    first, encoder = batches[0], isinstance(model, Transformer)
+    dtype = torch.bfloat16 if settings.precision == "bf16" and encoder else torch.float32
     tasks = [_loss(objective, len(first.queries), width, device) for width in sorted(widths, reverse=True)]
     if isinstance(model, Transformer):
         tasks = [*_encoder(model, dtype, settings.precision == "float32", device), *tasks]
 
     def compute(task: Task) -> None:
         # The gradient too in this thread: torch would have one for all of a device.
-        with _current(device), torch.autograd.set_multithreading_enabled(False), contextlib.suppress(ValueError):
-            task().float().sum().backward()  # a loss that refuses these scores will say so when it gets its own
+        with _current(device), torch.autograd.set_multithreading_enabled(False), contextlib.suppress(Exception):
+            task().float().sum().backward()
 
-    compute(_packing(model, first, dtype, device))  # alone: the first kernel of a process also starts the compiler
-    with ThreadPoolExecutor(len(tasks)) as threads:
-        list(threads.map(compute, tasks))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        compute(
+            _packing(first, features, dtype, device)
+        )  # alone: the first kernel of a process also starts the compiler
+        with ThreadPoolExecutor(len(tasks)) as threads:
+            list(threads.map(compute, tasks))
 
 
-def _packing(model: nn.Module, batch: Packed, dtype: torch.dtype, device: torch.device) -> Task:
+def _packing(batch: Packed, features: int, dtype: torch.dtype, device: torch.device) -> Task:
     def task() -> Tensor:
         from rankgrad.kernels.packing import gather, spread
 
         lists, rows = len(batch.queries), torch.zeros_like(batch.rows)
         slots, offsets = batch.slots.clone(), batch.offsets.clone()  # views begin anywhere, and clones as steps' do
-        table = torch.zeros(1, getattr(model, "features", 1), device=device)
+        table = torch.zeros(1, features, device=device)
         scores = gather(table, rows, slots, lists * batch.width, dtype)[:, 0].float().requires_grad_()
         return spread(scores, table[:, 0], rows, slots, offsets, lists, batch.width)[0]
 
@@ -87,8 +101,8 @@ def _encoder(model: Transformer, dtype: torch.dtype, exact: bool, device: torch.
         return add_norm(hidden, zeros(ROWS, width), zeros(width), norm, into, dropout, seeds)[1]
 
     yield lambda: list_attention(zeros(ROWS, 3, heads, width // heads), offsets, ROWS, dropout, seeds[:1], exact)[0]
-    yield lambda: normed(dtype)
-    yield lambda: normed(precise)
+    for into in {dtype, precise}:
+        yield functools.partial(normed, into)
     yield lambda: relu_dropout(zeros(ROWS, inner), zeros(inner), dropout, seeds)
     yield lambda: linear(zeros(ROWS, width), zeros(3 * width, width), zeros(3 * width))
 

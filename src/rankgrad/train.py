@@ -195,9 +195,17 @@ def _train(
     amp = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
     compiler = Compiler(on=path.compile, required=settings.compile is True)
     update = _make_update(learner, objective, train_set, weights, config, path, amp, randomness.generator, compiler)
-    if device.type == "cuda" and path.pack and path.resident and not path.compile:
+    if (
+        path.pack
+        and path.resident
+        and not path.compile
+        and not kernels.why_none(device)
+        and not finished(progress, settings)
+    ):
+        # (Batches from the host's memory would all have to be copied for this.)
         first = _epoch_lists(train_set, config, progress, path, device, rank, world)
-        rehearse(learner.model, objective, settings, (batch for batch, _ in first if isinstance(batch, Packed)), device)
+        packed = [batch for batch, _ in first if isinstance(batch, Packed)]
+        rehearse(learner.model, objective, settings, packed, train_set.features.shape[1], device)
     step: Callable[[Any], Tensor] = update
     if path.graph:
         step = Captured(update, randomness.generators, device, required=settings.graph is True)
@@ -238,8 +246,7 @@ def _make_update(
         twin = rounded(model) if settings.precision == "bf16" and device.type == "cuda" else None
         rounding = None if twin is None else Rounded(model, twin)
         table = train_set.tensors(device)[:2] if path.resident else None
-        kernel = device.type == "cuda" and not kernels.why_no_triton(device)
-        exact = settings.precision == "float32"
+        exact, kernel = settings.precision == "float32", not kernels.why_none(device)
         score = packed_scores(twin or model, table, compiler, kernel=kernel, exact=exact)
     else:
         if dist.is_initialized() and dist.get_world_size() > 1:

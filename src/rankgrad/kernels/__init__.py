@@ -1,6 +1,7 @@
-"""Triton twins of the mathematics, and which path a tensor gets. Imports nothing of rankgrad, and triton only when used.
+"""Twins of the mathematics and of parts of a training step, in Triton and CUDA C++, and which path a tensor gets.
 
-A twin computes the same values and gradients as its torch path, in float32, without an [L, L] tensor. `choose` decides:
+Imports nothing of rankgrad, and triton only when used. A twin of a loss computes the same values and gradients as its torch
+path, in float32, without an [L, L] tensor. `choose` decides:
 
     backend="torch"    the torch path, always
     backend="triton"   the kernels, or a ValueError that says why they cannot run
@@ -52,22 +53,27 @@ def in_registers(scores: Tensor) -> bool:
     return scores.shape[-1] <= LONGEST_IN_REGISTERS
 
 
-def why_no_attention(device: torch.device, head: int) -> str:
-    """What keeps the attention kernel from heads of `head` dimensions on a device; empty if nothing does.
+def why_none(device: torch.device) -> str:
+    """What keeps kernels from a device; empty if nothing does.
 
-    >>> why_no_attention(torch.device("cpu"), 96)
-    'the attention kernel needs a CUDA device'
+    >>> why_none(torch.device("cpu"))
+    'kernels need a CUDA device'
     """
     if device.type != "cuda":
-        return "the attention kernel needs a CUDA device"
-    if head > LARGEST_HEAD:
-        return f"the attention kernel takes heads of up to {LARGEST_HEAD} dimensions, got {head}"
+        return "kernels need a CUDA device"
     return "" if _INSTALLED else "triton is not installed"
 
 
-def why_no_triton(device: torch.device) -> str:
-    """What keeps Triton, and torch.compile, from a device; empty if nothing does."""
-    return "" if device.type != "cuda" or _INSTALLED else "triton is not installed"
+def why_no_attention(device: torch.device, head: int) -> str:
+    """What keeps the attention kernel from heads of `head` dimensions on a device; empty if nothing does."""
+    if device.type == "cuda" and head > LARGEST_HEAD:
+        return f"the attention kernel takes heads of up to {LARGEST_HEAD} dimensions, got {head}"
+    return why_none(device)
+
+
+def why_no_compiler(device: torch.device) -> str:
+    """What keeps torch.compile from a device; empty if nothing does."""
+    return why_none(device) if device.type == "cuda" else ""
 
 
 def _why_not(scores: Tensor) -> str:

@@ -4,7 +4,7 @@ The same mathematics as `rankgrad.kernels.scaled_sort`, which stays the path of 
 `short_lists.cu` runs all rounds, walks them back and goes on to the scores. Triton can neither keep sums inside a warp nor reach the
 shared memory of the block next door; this takes two thirds of its time. The vectors of all rounds stay in shared memory: with the 227
 KB of a Hopper block that is enough for 106 rounds of up to 128 documents, 66 of more; with fewer (99 KB: 42 and 23) Triton's kernels
-take over earlier. Of 64 documents both are as fast, and one compilation is saved; of fewer Triton's are faster.
+take over earlier. Of 64 documents both are as fast and one compilation is saved; of 32 and fewer Triton's are faster.
 """
 
 import functools

@@ -191,8 +191,10 @@ class _AddNorm(torch.autograd.Function):
         return total, normed
 
     @staticmethod
-    def backward(ctx: Any, d_total: Tensor | None, d_normed: Tensor) -> tuple[Tensor | None, ...]:
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_total: Tensor | None, d_normed: Tensor | None) -> tuple[Tensor | None, ...]:
         total, bias, weight, seeds = ctx.saved_tensors
+        d_normed = torch.zeros_like(total) if d_normed is None else d_normed.contiguous()
         numbers, meta = ctx.how
         rows, width, *_, add = numbers
         d_hidden = torch.empty_like(total) if add else None
@@ -201,7 +203,7 @@ class _AddNorm(torch.autograd.Function):
         parts = total.new_empty(programs, 3, width)
         with torch.cuda.device_of(total):
             _add_norm_backward[(programs,)](
-                total, total if d_total is None else d_total.contiguous(), d_normed.contiguous(), seeds, weight,
+                total, total if d_total is None else d_total.contiguous(), d_normed, seeds, weight,
                 total if d_hidden is None else d_hidden, d_product, parts, *numbers, int(d_total is not None), **meta,
             )  # fmt: skip
         d_norm, d_bias = weight.new_empty(2, width), torch.empty_like(bias)
@@ -223,6 +225,7 @@ class _ReluDropout(torch.autograd.Function):
         return out
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (out,) = ctx.saved_tensors
         into = torch.empty_like(out)
@@ -233,12 +236,15 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.dtype = bias.dtype
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return grad @ weight, grad.t() @ x, _column_sums(grad, weight.dtype)
+        x, weight = ctx.saved_tensors  # under autocast of another dtype than the gradient
+        d_x, d_weight = grad @ weight.to(grad.dtype), grad.t() @ x.to(grad.dtype)
+        return d_x.to(x.dtype), d_weight.to(weight.dtype), _column_sums(grad, ctx.dtype)
 
 
 def _column_sums(

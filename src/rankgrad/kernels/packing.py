@@ -75,6 +75,7 @@ class _Spread(torch.autograd.Function):
         return out, out_labels, mask
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         (slots,) = ctx.saved_tensors
         flat = grad.flatten(0, 1)
