@@ -38,10 +38,10 @@ def rehearse(
     if not batches:  # stopped after the last step of an epoch
         return
     widths = {batch.width for batch in batches}
-    first, encoder = batches[0], isinstance(model, Transformer)
-    dtype = torch.bfloat16 if settings.precision == "bf16" and encoder else torch.float32
+    first, dtype = batches[0], torch.float32
     tasks = [_loss(objective, len(first.queries), width, device) for width in sorted(widths, reverse=True)]
     if isinstance(model, Transformer):
+        dtype = torch.bfloat16 if settings.precision == "bf16" else dtype
         tasks = [*_encoder(model, dtype, settings.precision == "float32", device), *tasks]
 
     def compute(task: Task) -> None:
@@ -49,12 +49,9 @@ def rehearse(
         with _current(device), torch.autograd.set_multithreading_enabled(False), contextlib.suppress(Exception):
             task().float().sum().backward()
 
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        compute(
-            _packing(first, features, dtype, device)
-        )  # alone: the first kernel of a process also starts the compiler
-        with ThreadPoolExecutor(len(tasks)) as threads:
-            list(threads.map(compute, tasks))
+    compute(_packing(first, features, dtype, device))  # alone: the first kernel of a process also starts the compiler
+    with ThreadPoolExecutor(len(tasks)) as threads:
+        list(threads.map(compute, tasks))
 
 
 def _packing(batch: Packed, features: int, dtype: torch.dtype, device: torch.device) -> Task:

@@ -195,17 +195,8 @@ def _train(
     amp = torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
     compiler = Compiler(on=path.compile, required=settings.compile is True)
     update = _make_update(learner, objective, train_set, weights, config, path, amp, randomness.generator, compiler)
-    if (
-        path.pack
-        and path.resident
-        and not path.compile
-        and not kernels.why_none(device)
-        and not finished(progress, settings)
-    ):
-        # (Batches from the host's memory would all have to be copied for this.)
-        first = _epoch_lists(train_set, config, progress, path, device, rank, world)
-        packed = [batch for batch, _ in first if isinstance(batch, Packed)]
-        rehearse(learner.model, objective, settings, packed, train_set.features.shape[1], device)
+    with randomness.at(progress.epoch, progress.step):
+        _compile_kernels(learner, objective, train_set, config, path, device)
     step: Callable[[Any], Tensor] = update
     if path.graph:
         step = Captured(update, randomness.generators, device, required=settings.graph is True)
@@ -225,6 +216,22 @@ def _train(
         readings.finish()
         learner.path = path.without(compile=compiler.reason, graph=getattr(step, "reason", ""))
         yield _end_epoch(learner, vali_set, config, device, steps, rank, world)
+
+
+def _compile_kernels(
+    learner: Learner, objective: Objective, train_set: RankingDataset, config: Config, path: Path, device: torch.device
+) -> None:
+    """Those of packed steps, unless nothing is left to do or the batches would have to be copied for it."""
+    progress, settings = learner.progress, config.train
+    if (
+        kernels.why_none(device)
+        or finished(progress, settings)
+        or not (path.pack and path.resident and not path.compile)
+    ):
+        return
+    lists = _epoch_lists(train_set, config, progress, path, device, rank=0, world=1)
+    packed = [batch for batch, _ in lists if isinstance(batch, Packed)]
+    rehearse(learner.model, objective, settings, packed, train_set.features.shape[1], device)
 
 
 def _make_update(
