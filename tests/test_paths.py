@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import cuda_on_cpu
 from rankgrad.config import Model, Train
 from rankgrad.models import MLP, Transformer
 from rankgrad.paths import choose_path, expectations
@@ -96,6 +97,22 @@ def test_every_path_learns_the_same(path, kind, loss):
     assert [e.metric for e in found] == pytest.approx([e.metric for e in expected], abs=2e-3)
     for name, tensor in weights.items():
         torch.testing.assert_close(others[name], tensor, atol=2e-3, rtol=1e-2)
+
+
+@pytest.mark.skipif(not cuda_on_cpu.COMPILER, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when its compiler is first imported
+def test_a_compiled_run_learns_the_same_and_refuses_the_same():
+    device = CUDA if torch.cuda.is_available() else CPU
+    model = Model(kind="mlp", hidden=(8,), dropout=0.0)
+    config = dataclasses.replace(with_(loss_name="listnet", data_list_size=6, train_epochs=4), model=model)
+    expected, _ = ended(config, device, pack=True, compile=False)
+    found, _ = ended(config, device, pack=True, compile=True)
+    assert [e.loss for e in found] == pytest.approx([e.loss for e in expected], abs=2e-5)
+    features = TRAIN.features.copy()
+    features[TRAIN.offsets[3]] = np.nan
+    config = with_(config, train_pack=True, train_compile=True, train_nonfinite="skip")
+    _, epochs, _ = run(config, dataclasses.replace(TRAIN, features=features))
+    assert [e.skipped for e in epochs] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("at", [2, 5])
