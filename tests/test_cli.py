@@ -135,6 +135,28 @@ def test_options_become_the_configuration(run, data, tmp_path):
     assert config.train == expected
 
 
+def test_tables_whose_columns_have_other_names(run, data, tmp_path):
+    text = (data / "one.csv").read_text()
+    header, *lines = text.splitlines()
+    assert header.split(",")[:2] == ["label", "qid"]
+    names = ",".join(["relevance", "query_id", *header.split(",")[2:], "importance"])
+    weights = [1 + int(line.split(",")[1]) % 3 for line in lines]
+    rows = [f"{line},{weight}" for line, weight in zip(lines, weights, strict=True)]
+    (tmp_path / "other.csv").write_text("\n".join([names, *rows]) + "\n")
+    train = "train", "--epochs", 2, "--model", "linear", "--quiet", "--out"
+    code, _, err = run(*train, tmp_path / "none", tmp_path / "other.csv")
+    assert code == 2 and "has no column 'label'" in err and "--set data.label= in train" in err
+    named = "--set", "data.label=relevance", "--set", "data.qid=query_id", "--set", "data.weight=importance"
+    assert run(*train, tmp_path / "other", tmp_path / "other.csv", *named) == (0, "", "")
+    run(*train, tmp_path / "usual", data / "one.csv")
+    first = [json.loads((tmp_path / name / "history.jsonl").read_text().splitlines()[0]) for name in ("other", "usual")]
+    assert first[0]["loss"] != pytest.approx(first[1]["loss"], abs=1e-4)  # it was weighted
+    (tmp_path / "new.csv").write_text("\n".join([names.removesuffix(",importance"), *lines]) + "\n")
+    known, new = (run("rank", tmp_path / "other", tmp_path / name)[1] for name in ("other.csv", "new.csv"))
+    assert known == new and len(new.splitlines()) == len(lines)
+    assert run("evaluate", tmp_path / "other", tmp_path / "new.csv")[0] == 0
+
+
 def test_a_recipe_is_where_the_options_start_from(run, data, tmp_path):
     from rankgrad.recipes import dasalc
 

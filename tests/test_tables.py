@@ -317,7 +317,7 @@ LONG = "1,2,3\n" * 200_000  # beyond the block of which pyarrow guesses the type
         ("2,q1,0.5,0.25\n1,q1,4,3\n", "no column 'label'; is the line of names missing?"),
         (
             "query,label,0,1\n1,2,3,4\n",
-            "no column 'qid'; rename the column of query ids so, or name it with qid= in Python;",
+            "no column 'qid'; rename the column of query ids so, or name it: qid= in Python, --set data.qid= in train;",
         ),
         ("qid,labels,a\n1,2,3\n", "no column 'label'; did you mean 'labels'. rename the column of grades so"),
         ("qid;label;a\n1;2;3\n", "no column 'label'; is another separator between them?"),

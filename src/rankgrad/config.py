@@ -30,6 +30,9 @@ class Data:
     scaling: str = "auto"  # auto, web30k, symlog, standard, quantile, none
     list_size: int = 240  # longer lists are subsampled in training, never in evaluation
     validation: float = 0.2  # share of the train queries held out where the data has no validation split
+    label: str = "label"  # what a table calls its grades,
+    qid: str = "qid"  # its query ids,
+    weight: str | None = None  # and its weights of queries, if it has any
 
 
 @dataclass(frozen=True)

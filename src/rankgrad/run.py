@@ -43,7 +43,7 @@ from rankgrad.checkpoint import (
 from rankgrad.config import Config, dumps, load, loads
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling
-from rankgrad.data.sources import check_source, read_lists
+from rankgrad.data.sources import Columns, check_source, read_lists
 from rankgrad.evaluate import decides, evaluate, score
 from rankgrad.numerics import threads_and_precision
 from rankgrad.processes import InterruptedRunError as InterruptedRunError  # raised by `advance`
@@ -291,6 +291,7 @@ class Run:
             features=self.features,
             names=self.feature_names,
             labelled=labelled,
+            columns=Columns(self.config.data.label, self.config.data.qid),  # weights are for learning
         )
 
     def score(self, data: RankingDataset) -> np.ndarray:

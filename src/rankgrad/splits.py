@@ -17,7 +17,7 @@ from rankgrad.checkpoint import load_tensors, save_tensors
 from rankgrad.config import Config
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling, fit_scaling
-from rankgrad.data.sources import read_splits
+from rankgrad.data.sources import Columns, read_splits
 from rankgrad.evaluate import expect_gains
 
 ScaledSplits = tuple[dict[str, RankingDataset], Scaling, str]  # by name, how they were scaled, a fingerprint
@@ -68,7 +68,8 @@ def hold_out(data: RankingDataset, share: float, seed: int) -> tuple[RankingData
 
 def load_splits(config: Config) -> ScaledSplits:
     """The splits scaled by what the train split shows, and a fingerprint of them as they were read."""
-    splits = read_splits(config.data.path, fold=config.data.fold)
+    columns = Columns(config.data.label, config.data.qid, config.data.weight)
+    splits = read_splits(config.data.path, fold=config.data.fold, columns=columns)
     if "vali" not in splits:
         share, train_set = config.data.validation, splits.pop("train")
         if len(train_set) < 2:

@@ -2,7 +2,7 @@
 
 synthetic, synthetic:SIZE   made up from a seed, three splits (sizes: tiny, small, web30k, istella, istella-full)
 a text file                 LETOR/SVMLight, plain or compressed
-a table                     Parquet, CSV or Arrow, by its ending, with columns label and qid
+a table                     Parquet, CSV or Arrow, by its ending, with columns label and qid (or as `Columns` says)
 a folder                    of text files train, vali, test (any layout the catalogue knows), of tables of those names,
                             what `prepare` wrote, or one saved dataset
 """
@@ -10,6 +10,7 @@ a folder                    of text files train, vali, test (any layout the cata
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from rankgrad.data._arrow import kind_of
 from rankgrad.data._published import CATALOGUE, SPLITS
@@ -22,6 +23,17 @@ from rankgrad.data.tables import read_table
 TABLE_NAMES = {"train": "train", "vali": "vali", "valid": "vali", "validation": "vali", "test": "test"}
 
 Splits = dict[str, Callable[[], RankingDataset]]  # each read when it is asked for
+
+
+class Columns(NamedTuple):
+    """What tables call their grades, query ids and weights; see `read_table`."""
+
+    label: str = "label"
+    qid: str = "qid"
+    weight: str | None = None
+
+
+USUAL = Columns()
 
 
 def check_source(source: str, *, fold: int = 1) -> None:
@@ -49,15 +61,17 @@ def files_of(source: str, *, dataset: str | None = None, fold: int = 1) -> list[
     return found or [file for of in recognise(path, dataset=dataset, fold=fold).files.values() for file in of]
 
 
-def read_splits(source: str, *, fold: int = 1, progress: Progress | None = None) -> dict[str, RankingDataset]:
+def read_splits(
+    source: str, *, fold: int = 1, columns: Columns = USUAL, progress: Progress | None = None
+) -> dict[str, RankingDataset]:
     """Every split a source has, `train` at least; a single file or saved dataset is `train`.
 
     >>> {split: len(data) for split, data in read_splits("synthetic:tiny").items()}
     {'train': 30, 'vali': 10, 'test': 10}
     """
     if Path(source).is_file():
-        return {"train": _read_file(Path(source), None, None, progress)}
-    found = _splits_of(source)
+        return {"train": _read_file(Path(source), None, None, progress, columns)}
+    found = _splits_of(source, columns=columns)
     if found is None:
         return dict(read_layout(recognise(source, fold=fold), progress))
     splits = {split: read() for split, read in found.items()}
@@ -81,6 +95,7 @@ def read_lists(
     features: int | None = None,
     names: Sequence[str] | None = None,
     labelled: bool = True,
+    columns: Columns = USUAL,
     progress: Progress | None = None,
 ) -> RankingDataset:
     """The lists to judge or rank: of a source with splits the one named, else all of it.
@@ -91,9 +106,9 @@ def read_lists(
     """
     path = Path(source)
     if path.is_file():
-        data = _read_file(path, features, names, progress, labelled=labelled)
+        data = _read_file(path, features, names, progress, columns, labelled=labelled)
     else:
-        found = _splits_of(source, names, labelled=labelled)
+        found = _splits_of(source, names, labelled=labelled, columns=columns)
         if found is None:
             layout = recognise(path, fold=fold)
             entry = CATALOGUE.get(layout.dataset or "")
@@ -117,7 +132,9 @@ def read_lists(
     return data
 
 
-def _splits_of(source: str, names: Sequence[str] | None = None, *, labelled: bool = True) -> Splits | None:
+def _splits_of(
+    source: str, names: Sequence[str] | None = None, *, labelled: bool = True, columns: Columns = USUAL
+) -> Splits | None:
     """The splits of a source that is synthetic, saved or of tables; None: it is a file or a folder of texts."""
     path = Path(source)
     kind, _, size = source.partition(":")
@@ -139,7 +156,7 @@ def _splits_of(source: str, names: Sequence[str] | None = None, *, labelled: boo
     if saved:
         _refuse_unfinished(path, list(saved))
         return {**saved}
-    read = partial(read_table, features=names, labelled=labelled)
+    read = partial(read_table, features=names, labelled=labelled, **columns._asdict())
     return {split: partial(read, file) for split, file in _tables(path).items()} or None
 
 
@@ -161,11 +178,12 @@ def _read_file(
     features: int | None,
     names: Sequence[str] | None,
     progress: Progress | None,
+    columns: Columns,
     *,
     labelled: bool = True,
 ) -> RankingDataset:
     if _is_table(path):
-        return read_table(path, features=names, labelled=labelled)
+        return read_table(path, features=names, labelled=labelled, **columns._asdict())
     from rankgrad.data.svmlight import read_svmlight
 
     return read_svmlight(path, features=features, progress=progress)

@@ -170,7 +170,7 @@ def _hint(name: str, own: Sequence[str], role: str | None) -> str:
     meant = f"did you mean {near[0]!r}? " if near else ""
     if role is None:
         return meant
-    return f"{meant}rename the column of {ROLES[role]} so, or name it with {role}= in Python; "
+    return f"{meant}rename the column of {ROLES[role]} so, or name it: {role}= in Python, --set data.{role}= in train; "
 
 
 def _named_columns(table: Table) -> list[str]:
