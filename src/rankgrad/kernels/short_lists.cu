@@ -172,18 +172,37 @@ __device__ __forceinline__ void add(const Place &me, float (&terms)[R][8], const
         for (int c = 0; c < 8; ++c) terms[r][c] = fmaf(p[r], q[c], terms[r][c]);
 }
 
-// dz summed over a warp's rows, as it is and times r_i - rho_j, to both halves of `partial`. The row sums of K dK are known, they are
-// the adjoints left at the start: taken out first, so that nothing large cancels; what rounding left of them is taken out last.
+// entry(r, c) = dz of 8 x 8 entries summed over a warp's rows, as it is and times r_i - rho_j: to, or added to, both halves of `partial`.
+template <bool MORE, typename Entry>
+__device__ __forceinline__ void sum_entries(const Place &me, const Room &room, int g, Entry entry) {
+    const int first = me.block * M + me.rows();
+    float column[8], slope[8];
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+        const float edges = room.edges[me.columns(g + c / 4) + c % 4];
+        column[c] = slope[c] = 0.0f;
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            const float z = entry(r, c);
+            column[c] += z;
+            slope[c] = fmaf(edges - 2 * (first + r), z, slope[c]);
+        }
+    }
+    over_rows<MORE>(me, column, g, room.partial);
+    over_rows<MORE>(me, slope, g, room.partial + WARPS * N);
+}
+
+// The sums of dz over a warp's rows. The row sums of K dK are known, they are the adjoints left at the start: taken out first, so
+// that nothing large cancels; what rounding left of them is taken out last.
 __device__ __forceinline__ void logits_gradient(const Place &me, const Room &room, const float (&K)[R][4 * G], int done,
                                                 float left) {
-    const int first = me.block * M + me.rows();
     float rest[R], p[R];
     to_rows(me, left, room.left, p);
 #pragma unroll
     for (int r = 0; r < R; ++r) rest[r] = 0.0f;
 #pragma unroll
     for (int g = 0; g < G; g += 2) {
-        float terms[R][8], column[8], slope[8];
+        float terms[R][8];
 #pragma unroll
         for (int r = 0; r < R; ++r)
 #pragma unroll
@@ -194,39 +213,15 @@ __device__ __forceinline__ void logits_gradient(const Place &me, const Room &roo
             add(me, terms, room.row_a + (t + TRANSPOSED) * M, room.column_b + t * N, g);
             add(me, terms, room.row_b + t * M, room.column_a + (t + 1 - TRANSPOSED) * N, g);
         }
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            const float edges = room.edges[me.columns(g + c / 4) + c % 4];
-            column[c] = slope[c] = 0.0f;
-#pragma unroll
-            for (int r = 0; r < R; ++r) {
-                const float z = K[r][4 * g + c] * -terms[r][c];
-                rest[r] += z;
-                column[c] += z;
-                slope[c] = fmaf(edges - 2 * (first + r), z, slope[c]);
-            }
-        }
-        over_rows<false>(me, column, g, room.partial);
-        over_rows<false>(me, slope, g, room.partial + WARPS * N);
+        sum_entries<false>(me, room, g, [&](int r, int c) {
+            const float z = K[r][4 * g + c] * -terms[r][c];
+            rest[r] += z;
+            return z;
+        });
     }
     to_rows(me, over_lanes(me, rest), room.left + M, p);
 #pragma unroll
-    for (int g = 0; g < G; g += 2) {
-        float column[8], slope[8];
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            const float edges = room.edges[me.columns(g + c / 4) + c % 4];
-            column[c] = slope[c] = 0.0f;
-#pragma unroll
-            for (int r = 0; r < R; ++r) {
-                const float z = K[r][4 * g + c] * p[r];
-                column[c] -= z;
-                slope[c] = fmaf(2 * (first + r) - edges, z, slope[c]);
-            }
-        }
-        over_rows<true>(me, column, g, room.partial);
-        over_rows<true>(me, slope, g, room.partial + WARPS * N);
-    }
+    for (int g = 0; g < G; g += 2) sum_entries<true>(me, room, g, [&](int r, int c) { return K[r][4 * g + c] * -p[r]; });
 }
 
 // sum_k sign(s_j - s_k) x_k for the thread of column j: all lower scores less all higher ones. `sums` is [N + 1 + WARPS].
