@@ -5,7 +5,7 @@ import pytest
 
 from rankgrad.data.catalogue import prepare
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.sources import check_source, read_lists, read_splits
+from rankgrad.data.sources import Columns, check_source, read_lists, read_splits
 from rankgrad.data.synthesis import synthetic
 
 TEXT = "2 qid:{q} 1:0.5 3:{x}\n0 qid:{q} 2:4\n1 qid:{r} 1:3\n"
@@ -144,3 +144,19 @@ def test_splits_with_different_columns_are_refused(tmp_path):
     RankingDataset([[1.0, 2.0]], [1], [0, 1], [1]).save(tmp_path / "saved" / "vali")
     with pytest.raises(ValueError, match="the splits train and vali of .* have different features"):
         read_splits(str(tmp_path / "saved"))
+
+
+def test_tables_may_call_their_columns_otherwise(tmp_path):
+    other = TABLE.replace("qid,label,bm25", "query,grade,importance").replace(",0.5,", ",2,").replace(",4,", ",2,")
+    folder, columns = (
+        write(tmp_path / "tables", ["train.csv", "test.csv"], other),
+        Columns("grade", "query", "importance"),
+    )
+    for data in (read_splits(folder, columns=columns)["train"], read_lists(f"{folder}/train.csv", columns=columns)):
+        assert (data.query_ids.tolist(), data.labels.tolist()) == ([0, 1], [2, 0, 1])
+        assert (data.feature_names, data.weights.tolist()) == (("clicks",), [2, 3])
+    assert read_lists(folder, columns=columns).query_ids.tolist() == [2, 3]
+    with pytest.raises(
+        ValueError, match=r"has no column 'label'; .*or name it: label= in Python, --set data.label= in"
+    ):
+        read_splits(folder)

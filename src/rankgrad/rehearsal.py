@@ -18,7 +18,7 @@ from rankgrad.data.packing import Packed
 from rankgrad.models import Transformer
 from rankgrad.update import Objective
 
-ROWS = 64
+ROWS = 64  # of documents
 
 Task = Callable[[], Tensor]
 
@@ -46,7 +46,11 @@ def rehearse(
 
     def compute(task: Task) -> None:
         # The gradient too in this thread: torch would have one for all of a device.
-        with _current(device), torch.autograd.set_multithreading_enabled(False), contextlib.suppress(Exception):
+        with (
+            torch.cuda.device_of(first.rows),
+            torch.autograd.set_multithreading_enabled(False),
+            contextlib.suppress(Exception),
+        ):
             task().float().sum().backward()
 
     compute(_packing(first, features, dtype, device))  # alone: the first kernel of a process also starts the compiler
@@ -71,7 +75,7 @@ def _loss(objective: Objective, lists: int, width: int, device: torch.device) ->
     def task() -> Tensor:
         scores = torch.zeros(lists, width, device=device, requires_grad=True)
         labels, mask = torch.zeros_like(scores), torch.ones_like(scores, dtype=torch.bool)
-        return objective.values(scores, labels.detach(), mask, torch.Generator(device))
+        return objective.values(scores, labels, mask, torch.Generator(device))
 
     return task
 
@@ -91,18 +95,11 @@ def _encoder(model: Transformer, dtype: torch.dtype, exact: bool, device: torch.
         return torch.zeros(shape, dtype=kind, device=device, requires_grad=True)
 
     def normed(into: torch.dtype) -> Tensor:
-        hidden, norm = (
-            zeros(ROWS, width, kind=torch.float32),
-            (zeros(width, kind=precise), zeros(width, kind=precise), 1e-5),
-        )
-        return add_norm(hidden, zeros(ROWS, width), zeros(width), norm, into, dropout, seeds)[1]
+        hidden, scale, shift = (zeros(*shape, kind=precise) for shape in ((ROWS, width), (width,), (width,)))
+        return add_norm(hidden, zeros(ROWS, width), zeros(width), (scale, shift, 1e-5), into, dropout, seeds)[1]
 
     yield lambda: list_attention(zeros(ROWS, 3, heads, width // heads), offsets, ROWS, dropout, seeds[:1], exact)[0]
     for into in {dtype, precise}:
         yield functools.partial(normed, into)
     yield lambda: relu_dropout(zeros(ROWS, inner), zeros(inner), dropout, seeds)
     yield lambda: linear(zeros(ROWS, width), zeros(3 * width, width), zeros(3 * width))
-
-
-def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
