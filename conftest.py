@@ -6,6 +6,10 @@ import os
 import torch
 
 if importlib.util.find_spec("triton") is None:
-    collect_ignore_glob = ["src/rankgrad/kernels/[a-z]*.py"]
+    collect_ignore_glob = [
+        "src/rankgrad/kernels/[a-z]*.py",
+        "src/rankgrad/kernels/*/*.py",
+        "src/rankgrad/kernels/*/*/*.py",
+    ]
 elif not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton

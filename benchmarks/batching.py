@@ -19,7 +19,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from rankgrad.data.batching import batches
+from rankgrad.data.batches import batches
 from rankgrad.data.dataset import RankingDataset
 
 

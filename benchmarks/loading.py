@@ -25,7 +25,7 @@ import numpy as np
 FEATURES = 136
 READERS = {
     "rankgrad": """
-from rankgrad.data.svmlight import read_svmlight
+from rankgrad.data.svmlight.reader import read_svmlight
 def read(path):
     return read_svmlight(path).features.shape
 """,

@@ -15,6 +15,7 @@ import subprocess
 import sys
 
 import torch
+
 from losses import (
     ROUNDS,
     TEXTBOOK_ROUNDS,
@@ -24,7 +25,6 @@ from losses import (
     textbook_neural_ndcg,
     value_and_gradient,
 )
-
 from rankgrad.losses import LOSSES
 
 NDCG = ("neural_ndcg", "neural_ndcg_transposed")

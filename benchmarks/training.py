@@ -20,11 +20,11 @@ import time
 
 import torch
 
-from rankgrad.config import Config, Data, Loss, Model, Train
-from rankgrad.numerics import threads_and_precision
-from rankgrad.resolve import make_model, make_objective
-from rankgrad.splits import load_splits
-from rankgrad.train import Epoch, Learner, Step, make_optimiser, train
+from rankgrad.training.build import make_model, make_objective
+from rankgrad.training.config import Config, Data, Loss, Model, Train
+from rankgrad.training.data import load_splits
+from rankgrad.training.loop import Epoch, Learner, Step, make_optimiser, train
+from rankgrad.training.precision import threads_and_precision
 
 AGREE, ROUGHLY = 0.002, 0.01
 ISTELLA = Model(width=128), 110  # model and batch size

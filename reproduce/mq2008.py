@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rankgrad.config import Config, Data, Loss, Model, Optimiser, Train
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.load import read_splits
 from rankgrad.data.scaling import fit_scaling
-from rankgrad.data.sources import read_splits
-from rankgrad.ensemble import mean_of_standardised
-from rankgrad.evaluate import judge, mean, score
-from rankgrad.resolve import make_model, make_objective
-from rankgrad.significance import compare
-from rankgrad.train import Learner, make_optimiser, train
+from rankgrad.runs.ensemble import mean_of_standardised
+from rankgrad.runs.significance import compare
+from rankgrad.training.build import make_model, make_objective
+from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train
+from rankgrad.training.evaluate import judge, mean, score
+from rankgrad.training.loop import Learner, make_optimiser, train
 
 RANKERS = ("neural_ndcg", "lambdarank", "listnet", "lightgbm")
 BUDGET = 24  # configurations per ranker and fold

@@ -11,7 +11,7 @@ import traceback
 INTERRUPTED, REFUSED = 3, 2  # exit codes of `train`
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["rankgrad.run", "torch._dynamo"])
+context.set_forkserver_preload(["rankgrad.runs.run", "torch._dynamo"])
 
 
 def start(function, *arguments, **environment):
@@ -42,7 +42,7 @@ def group(function, world, *arguments):
 
 def train(out, prepare=None, config=None):
     """Train a run to its end; `prepare` is called first, to set traps."""
-    from rankgrad import run
+    from rankgrad.runs import run
 
     if prepare is not None:
         prepare()

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from rankgrad.kernels import nvrtc
+from rankgrad.kernels import cuda as nvrtc
 
 COMPILER = shutil.which("g++")
 DYNAMIC = "extern __shared__ __align__(16) char shared[];"
@@ -21,7 +21,7 @@ def folder():
 
 
 class Kernel:
-    """`rankgrad.kernels.nvrtc.Kernel`, with a cluster of `cluster` blocks; every launch draws another order of threads."""
+    """`rankgrad.kernels.cuda.Kernel`, with a cluster of `cluster` blocks; every launch draws another order of threads."""
 
     def __init__(self, name, sources, definitions, cluster=1):
         lines = [f"#define {definition.replace('=', ' ')}" for definition in (*definitions, f"CLUSTER={cluster}")]

@@ -21,15 +21,15 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from sklearn.utils.validation import _num_samples
 
-from rankgrad import config as settings
-from rankgrad import run
-from rankgrad.checkpoint import save_tensors
-from rankgrad.config import Config
-from rankgrad.data.sources import read_splits
+from rankgrad.data.load import read_splits
 from rankgrad.estimator import NeuralRanker
+from rankgrad.files import save_tensors
 from rankgrad.losses import LOSSES
 from rankgrad.metrics import ndcg
-from rankgrad.resolve import resolve
+from rankgrad.runs import run
+from rankgrad.training import config as settings
+from rankgrad.training.build import resolve
+from rankgrad.training.config import Config
 
 SMALL = {"width": 8, "layers": 1, "feedforward": 16, "hidden": (8,), "epochs": 3, "device": "cpu", "random_state": 0}
 

@@ -11,7 +11,7 @@ from sklearn.metrics import dcg_score, ndcg_score
 
 import rankgrad
 from rankgrad.metrics import METRICS, parse_metric
-from references import METRIC_REFERENCES
+from references.loops import METRIC_REFERENCES
 
 every_metric = pytest.mark.parametrize("name", list(METRICS))
 BINARY = ["map", "mrr", "precision", "recall", "hit_rate"]

@@ -6,10 +6,10 @@ import warnings
 import pytest
 import torch
 
-import references
 from rankgrad import ndcg, neural_ndcg, neural_ndcg_transposed, neural_sort, ot_sort, sinkhorn, soft_sort
-from rankgrad.relaxation import _exact_logits, _separable_logits, chunks
+from rankgrad.core.sinkhorn import _exact_logits, _separable_logits, chunks
 from rankgrad.sorting import gumbel
+from references import loops as references
 
 SORTS = [neural_sort, soft_sort, ot_sort]
 every_sort = pytest.mark.parametrize("sort", SORTS)

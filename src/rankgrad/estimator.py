@@ -34,19 +34,19 @@ try:
 except ImportError as error:
     raise ImportError("NeuralRanker needs scikit-learn 1.6 or newer; pip install scikit-learn") from error
 
-from rankgrad import config as settings
-from rankgrad.arguments import whole
-from rankgrad.bars import watch
-from rankgrad.checkpoint import load_tensors, save_tensors
-from rankgrad.config import Config, dumps, loads
-from rankgrad.data.arrays import as_query_ids, group_arrays
+from rankgrad.checks import whole
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.grouping import as_query_ids, group_arrays
 from rankgrad.data.scaling import Scaling, fit_scaling
-from rankgrad.evaluate import expect_gains, expect_grades, judge, mean, score
+from rankgrad.files import load_tensors, save_tensors
 from rankgrad.metrics import parse_metric
-from rankgrad.resolve import make_device, make_model, make_objective, parse_loss, resolve, takes_gain
-from rankgrad.splits import hold_out, scaled
-from rankgrad.train import Epoch, Learner, Step, make_optimiser, train
+from rankgrad.training import config as settings
+from rankgrad.training.build import make_device, make_model, make_objective, parse_loss, resolve, takes_gain
+from rankgrad.training.config import Config, dumps, loads
+from rankgrad.training.data import hold_out, scaled
+from rankgrad.training.evaluate import expect_gains, expect_grades, judge, mean, score
+from rankgrad.training.loop import Epoch, Learner, Step, make_optimiser, train
+from rankgrad.training.progress import watch
 
 ROWS = 1024  # documents scored at once where no list is needed
 

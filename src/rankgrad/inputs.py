@@ -10,11 +10,11 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
-from rankgrad.data.arrays import as_float32
-from rankgrad.data.batching import batches
+from rankgrad.data.batches import batches
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.evaluate import decides
-from rankgrad.update import Objective
+from rankgrad.data.grouping import as_float32
+from rankgrad.training.evaluate import decides
+from rankgrad.training.step import Objective
 
 NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": "allow-nan"}
 

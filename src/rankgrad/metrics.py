@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rankgrad.arguments import cutoff, positive
-from rankgrad.dcg import Gain, cascade, discounts, gains, ideal_dcg, ranks, stop_chances, top
-from rankgrad.masked import Lists, order_by_score, poison, prepare
+from rankgrad.checks import cutoff, positive
+from rankgrad.core.gains import Gain, cascade, discounts, gains, ideal_dcg, ranks, stop_chances, top
+from rankgrad.core.lists import Lists, order_by_score, poison, prepare
 
 
 def ndcg(

@@ -256,7 +256,7 @@ class _Branch(NamedTuple):
 
     def added(self, hidden: Tensor | None, norm: nn.LayerNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The sum, and its norm in a dtype."""
-        from rankgrad.kernels.encoder import add_norm
+        from rankgrad.kernels.encoder.fused import add_norm
 
         scale = norm.weight, norm.bias, norm.eps
         return add_norm(hidden, self.product, self.bias, scale, dtype, self.dropout, self.seeds)
@@ -281,7 +281,7 @@ class _Block(nn.Module):
 
     def fused(self, hidden: Tensor | None, branch: _Branch, lists: EndToEnd, seeds: Tensor) -> tuple[Tensor, _Branch]:
         """The same by kernels, from the end of the branch before to the products of its own last one; seeds [4, 4]."""
-        from rankgrad.kernels.encoder import linear, relu_dropout
+        from rankgrad.kernels.encoder.fused import linear, relu_dropout
 
         dropout, dtype, merge = self.dropout.p if self.training else 0.0, self.widen.weight.dtype, self.attention.merge
         hidden, normed = branch.added(hidden, self.attention_norm, dtype)
@@ -327,7 +327,7 @@ class _Attention(nn.Module):
         projected = linear(hidden, weight, bias).unflatten(-1, (3, self.heads, -1))  # [T, 3, H, width / H]
         dropout = self.dropout if self.training else 0.0
         if lists.kernel:
-            from rankgrad.kernels.attention import list_attention
+            from rankgrad.kernels.encoder.attention import list_attention
 
             seed = (_seeds(hidden.device) if seeds is None else seeds)[:1]
             found, _ = list_attention(projected, lists.offsets, lists.longest, dropout, seed, lists.exact)

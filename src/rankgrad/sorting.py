@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rankgrad.arguments import non_negative, positive, whole
+from rankgrad.checks import non_negative, positive, whole
+from rankgrad.core.lists import inverse, order_by_score, prepare
+from rankgrad.core.noise import gumbel as gumbel
+from rankgrad.core.sinkhorn import ConvergedMatrix, NeuralSortMatrix, ScaledMatrix, ScaledSort
 from rankgrad.kernels import in_registers
-from rankgrad.masked import inverse, order_by_score, prepare
-from rankgrad.noise import gumbel as gumbel
-from rankgrad.relaxation import ConvergedMatrix, NeuralSortMatrix, ScaledMatrix, ScaledSort
 
 
 def neural_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -> Tensor:
@@ -150,10 +150,10 @@ def sort_values(
 
 def _scaled_sort_kernel(scores: Tensor) -> Callable[..., Tensor]:
     if in_registers(scores):
-        from rankgrad.kernels.scaled_sort import ScaledSort as Short  # imports triton
+        from rankgrad.kernels.neural_ndcg.short.launch import ScaledSort as Short  # imports triton
 
         return Short.apply
-    from rankgrad.kernels.long_sort import ScaledSort as Long
+    from rankgrad.kernels.neural_ndcg.long.launch import ScaledSort as Long
 
     return Long.apply
 

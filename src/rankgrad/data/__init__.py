@@ -1,54 +1,46 @@
-"""Room 1, data: from files to batches. Imports nothing else of rankgrad.
+"""From files to lists to batches.
 
-The names below are loaded on first use, so that importing this package costs neither torch nor numba nor
-pyarrow.
+In the order data flows: svmlight/ and tables/ read files, load finds them by name, grouping and dataset make lists of rows,
+folder keeps them on disk, catalogue and prepare know public datasets, synthetic makes lists up; scaling fits features; order,
+batches and packed deal lists out to training steps.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rankgrad.data._published import CATALOGUE as CATALOGUE
-    from rankgrad.data.batching import Batch as Batch
-    from rankgrad.data.batching import Batches as Batches
-    from rankgrad.data.batching import batches as batches
-    from rankgrad.data.catalogue import prepare as prepare
-    from rankgrad.data.catalogue import recognise as recognise
-    from rankgrad.data.dataset import Description as Description
-    from rankgrad.data.dataset import RankingDataset as RankingDataset
-    from rankgrad.data.scaling import Scaling as Scaling
-    from rankgrad.data.scaling import fit_scaling as fit_scaling
-    from rankgrad.data.sources import read_lists as read_lists
-    from rankgrad.data.sources import read_splits as read_splits
-    from rankgrad.data.svmlight import read_svmlight as read_svmlight
-    from rankgrad.data.synthesis import synthetic as synthetic
-    from rankgrad.data.tables import read_table as read_table
+from rankgrad.data.batches import Batch, Batches, batches
+from rankgrad.data.catalogue import CATALOGUE
+from rankgrad.data.dataset import Description, RankingDataset
+from rankgrad.data.load import read_lists, read_splits
+from rankgrad.data.prepare import prepare, recognise
+from rankgrad.data.scaling import Scaling, fit_scaling
+from rankgrad.data.synthetic import synthetic
+from rankgrad.data.tables.reader import read_table
 
-_HOMES = {
-    "Batch": "batching",
-    "Batches": "batching",
-    "batches": "batching",
-    "CATALOGUE": "_published",
-    "prepare": "catalogue",
-    "recognise": "catalogue",
-    "Description": "dataset",
-    "RankingDataset": "dataset",
-    "Scaling": "scaling",
-    "fit_scaling": "scaling",
-    "read_lists": "sources",
-    "read_splits": "sources",
-    "read_svmlight": "svmlight",
-    "synthetic": "synthesis",
-    "read_table": "tables",
-}
-__all__ = list(_HOMES)
+if TYPE_CHECKING:
+    from rankgrad.data.svmlight.reader import read_svmlight
+
+__all__ = [
+    "CATALOGUE",
+    "Batch",
+    "Batches",
+    "Description",
+    "RankingDataset",
+    "Scaling",
+    "batches",
+    "fit_scaling",
+    "prepare",
+    "read_lists",
+    "read_splits",
+    "read_svmlight",
+    "read_table",
+    "recognise",
+    "synthetic",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name != "read_svmlight":  # loads compiled code: half a second that only text costs
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from rankgrad.data.svmlight.reader import read_svmlight
 
-
-def __dir__() -> list[str]:
-    return sorted(_HOMES)
+    return read_svmlight

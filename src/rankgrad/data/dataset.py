@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankgrad.data.randomness import random_keys
-from rankgrad.data.storage import read_folder, write_folder
+from rankgrad.data.folder import read_folder, write_folder
+from rankgrad.data.order import random_keys
 from rankgrad.data.values import INT64, as_whole
 
 if TYPE_CHECKING:

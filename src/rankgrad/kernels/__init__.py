@@ -49,7 +49,7 @@ def choose(backend: str, scores: Tensor) -> str:
 
 
 def in_registers(scores: Tensor) -> bool:
-    """Whether relaxed sorts of scores [..., L] are for `rankgrad.kernels.scaled_sort`, or for `rankgrad.kernels.long_sort`."""
+    """Whether relaxed sorts of scores [..., L] are for `rankgrad.kernels.neural_ndcg.short.launch`, or for `rankgrad.kernels.neural_ndcg.long.launch`."""
     return scores.shape[-1] <= LONGEST_IN_REGISTERS
 
 

@@ -12,7 +12,9 @@ from functools import partial
 
 from torch import Tensor
 
-from rankgrad.losses.direct import (
+from rankgrad.losses.informative import has_document, has_pair, has_relevant
+from rankgrad.losses.listwise import listmle, listnet, softmax, xe_ndcg
+from rankgrad.losses.neural import (
     neural_err,
     neural_map,
     neural_mrr,
@@ -20,11 +22,9 @@ from rankgrad.losses.direct import (
     neural_ndcg_transposed,
     neural_precision,
 )
-from rankgrad.losses.listwise import listmle, listnet, softmax, xe_ndcg
 from rankgrad.losses.pairwise import lambdarank, ndcg_loss1, ndcg_loss2, ndcg_loss2pp, ranknet
 from rankgrad.losses.pointwise import bce, ordinal, rmse
-from rankgrad.losses.smoothed import approx_ndcg, soft_rank
-from rankgrad.losses.teaching import has_document, has_pair, has_relevant
+from rankgrad.losses.smooth_rank import approx_ndcg, soft_rank
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "neural_ndcg": neural_ndcg,

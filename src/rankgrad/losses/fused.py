@@ -5,10 +5,10 @@ Each function is the twin of the loss it is named after; `rankgrad.kernels.choos
 
 from torch import Tensor
 
-from rankgrad.arguments import one_of
-from rankgrad.dcg import Gain, gains
+from rankgrad.checks import one_of
+from rankgrad.core.gains import Gain, gains
+from rankgrad.core.lists import inspect, prepare
 from rankgrad.kernels import in_registers
-from rankgrad.masked import inspect, prepare
 
 
 def pairwise(
@@ -25,7 +25,7 @@ def pairwise(
     mu: float = 0.0,
 ) -> Tensor:
     """A loss of `rankgrad.losses.pairwise`, [..., L] -> scalar."""
-    from rankgrad.kernels.pairs import pairwise
+    from rankgrad.kernels.pairs.launch import pairwise
 
     inspect(scores, labels, mask, check, gain=gain)
     one_of("reduction", reduction, ("mean", "sum", "none"))
@@ -44,7 +44,7 @@ def approx_ndcg(
     check: bool | None,
 ) -> Tensor:
     """ApproxNDCG, [..., L] -> scalar."""
-    from rankgrad.kernels.pairs import approx_ndcg
+    from rankgrad.kernels.pairs.launch import approx_ndcg
 
     inspect(scores, labels, mask, check, gain=gain)
     one_of("reduction", reduction, ("mean", "sum", "none"))
@@ -68,9 +68,9 @@ def neural_ndcg(
 ) -> Tensor:
     """NeuralNDCG without samples, or its transposed form, [..., L] -> scalar."""
     if in_registers(scores):
-        from rankgrad.kernels.scaled_sort import neural_ndcg
+        from rankgrad.kernels.neural_ndcg.short.launch import neural_ndcg
     else:
-        from rankgrad.kernels.long_sort import neural_ndcg
+        from rankgrad.kernels.neural_ndcg.long.launch import neural_ndcg
 
     inspect(scores, labels, mask, check, gain=gain)
     one_of("reduction", reduction, ("mean", "sum", "none"))

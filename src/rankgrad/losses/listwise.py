@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from rankgrad.arguments import one_of
-from rankgrad.losses.teaching import has_relevant
-from rankgrad.masked import Lists, log_softmax, prepare, reduce
-from rankgrad.noise import check_noise, random_source, refuse_bad_noise
+from rankgrad.checks import one_of
+from rankgrad.core.lists import Lists, log_softmax, prepare, reduce
+from rankgrad.core.noise import check_noise, random_source, refuse_bad_noise
+from rankgrad.losses.informative import has_relevant
 
 
 def listnet(

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rankgrad.arguments import cutoff, non_negative, one_of
-from rankgrad.dcg import Gain, discounts, gains, normalised_gains
+from rankgrad.checks import cutoff, non_negative, one_of
+from rankgrad.core.gains import Gain, discounts, gains, normalised_gains
+from rankgrad.core.lists import Lists, prepare, ranks_by_score, reduce
 from rankgrad.kernels import choose
 from rankgrad.losses.fused import pairwise
-from rankgrad.losses.teaching import has_pair
-from rankgrad.masked import Lists, prepare, ranks_by_score, reduce
+from rankgrad.losses.informative import has_pair
 
 
 def ranknet(

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rankgrad.arguments import positive
-from rankgrad.losses.teaching import has_document
-from rankgrad.masked import Lists, prepare, reduce
+from rankgrad.checks import positive
+from rankgrad.core.lists import Lists, prepare, reduce
+from rankgrad.losses.informative import has_document
 
 
 def rmse(

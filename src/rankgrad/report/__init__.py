@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rankgrad.checkpoint import write_atomically
-from rankgrad.records import CONVENTION
-from rankgrad.report.entries import read_entries
+from rankgrad.files import write_atomically
+from rankgrad.report.gather import read_entries
 from rankgrad.report.numbers import metric_table
-from rankgrad.significance import LEVEL
+from rankgrad.runs.provenance import CONVENTION
+from rankgrad.runs.significance import LEVEL
 
 
 def write(

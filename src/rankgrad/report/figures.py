@@ -15,9 +15,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankgrad.report.entries import Training
+from rankgrad.report.gather import Training
 from rankgrad.report.numbers import Bin, Contest
-from rankgrad.significance import ROUNDING
+from rankgrad.runs.significance import ROUNDING
 
 SIZE = (4.7, 3.0)  # inches of 72 units: on a phone drawn a little smaller than it is, on a desktop a little larger
 INK, MUTED, GRID = "#000001", "#000002", "#000003"

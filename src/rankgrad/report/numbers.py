@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankgrad.evaluate import RULES
-from rankgrad.report.entries import Entry
-from rankgrad.results import with_interval
-from rankgrad.significance import Comparison, compare, holm
+from rankgrad.report.gather import Entry
+from rankgrad.runs.compare import with_interval
+from rankgrad.runs.significance import Comparison, compare, holm
+from rankgrad.training.evaluate import RULES
 
 SIGNIFICANT = 0.05
 BINS = 5  # groups of queries, of about equal size, in the figures by length and by relevant documents

@@ -10,14 +10,14 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from rankgrad.records import CONVENTION
 from rankgrad.report import numbers
-from rankgrad.report.entries import Entry, read_entries
 from rankgrad.report.figures import look
+from rankgrad.report.gather import Entry, read_entries
 from rankgrad.report.numbers import SIGNIFICANT, Interval, Row
 from rankgrad.report.sections import Panel, Section, four, make_sections, signed
-from rankgrad.results import RULES
-from rankgrad.significance import LEVEL
+from rankgrad.runs.compare import RULES
+from rankgrad.runs.provenance import CONVENTION
+from rankgrad.runs.significance import LEVEL
 
 LONGEST = 120  # characters of a query id that are shown
 FEW = 6  # runs that the summary names

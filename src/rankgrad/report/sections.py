@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankgrad.report import figures, numbers
-from rankgrad.report.entries import Entry, Training
+from rankgrad.report.gather import Entry, Training
 from rankgrad.report.numbers import Contest, Interval
 
 OLD = "written by an older rankgrad or by another program; train again to see more here"

@@ -12,11 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rankgrad.checkpoint import write_atomically
-from rankgrad.config import Config, Data
-from rankgrad.ensemble import mean_of_standardised
-from rankgrad.evaluate import judge
-from rankgrad.records import CONVENTION
+from rankgrad.files import write_atomically
 from rankgrad.reproduce import ingredients
 from rankgrad.reproduce.campaign import Campaign, Order, cells_of, facts_of, fill, opened, report_on, values_of
 from rankgrad.reproduce.cells import Cell
@@ -25,9 +21,13 @@ from rankgrad.reproduce.printing import facts, percent, short_p
 from rankgrad.reproduce.rows import Setting, base
 from rankgrad.reproduce.variants import JUDGED, STUDIES, VARIANTS, chosen, judged
 from rankgrad.reproduce.verdict import METRICS, PAPERS_RULE
-from rankgrad.results import as_json, table
-from rankgrad.run import Run
-from rankgrad.splits import load_splits, save_scaled
+from rankgrad.runs.compare import as_json, table
+from rankgrad.runs.ensemble import mean_of_standardised
+from rankgrad.runs.provenance import CONVENTION
+from rankgrad.runs.run import Run
+from rankgrad.training.config import Config, Data
+from rankgrad.training.data import load_splits, save_scaled
+from rankgrad.training.evaluate import judge
 
 
 def ablate(order: Order, *, quiet: bool = False) -> dict[str, Any]:

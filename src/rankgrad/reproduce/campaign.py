@@ -23,20 +23,20 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from rankgrad import report
-from rankgrad.arguments import one_of, whole
-from rankgrad.bars import make_bar
-from rankgrad.checkpoint import write_atomically
-from rankgrad.config import Config, Train
-from rankgrad.data._published import CATALOGUE
-from rankgrad.processes import InterruptedRunError
-from rankgrad.queries import kept
+from rankgrad.checks import one_of, whole
+from rankgrad.data.catalogue import CATALOGUE
+from rankgrad.files import write_atomically
 from rankgrad.reproduce.cells import Cell, check, finished, line
 from rankgrad.reproduce.lists import Fold, absolute, expect_unchanged, folds_of, name_of, ready
 from rankgrad.reproduce.rows import TABLE_RECIPES, Setting
 from rankgrad.reproduce.verdict import METRICS
 from rankgrad.reproduce.workers import filled
-from rankgrad.resolve import resolve
-from rankgrad.trees import Trees
+from rankgrad.runs.folder import kept
+from rankgrad.training.build import resolve
+from rankgrad.training.config import Config, Train
+from rankgrad.training.distributed import InterruptedRunError
+from rankgrad.training.progress import make_bar
+from rankgrad.trees.grow import Trees
 
 
 @dataclass(frozen=True)

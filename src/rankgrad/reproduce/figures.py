@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankgrad.checkpoint import write_atomically
-from rankgrad.losses.direct import neural_ndcg
+from rankgrad.files import write_atomically
+from rankgrad.losses.neural import neural_ndcg
 from rankgrad.metrics import ndcg
-from rankgrad.records import CONVENTION
-from rankgrad.results import table
+from rankgrad.runs.compare import table
+from rankgrad.runs.provenance import CONVENTION
 
 FROM, TO, POINTS = -2.0, 7.0, 901  # x, in steps of 0.01
 FORMATS = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}  # without a date: the same bytes again

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rankgrad.config import Config, Loss, Model
-from rankgrad.recipes import dasalc
 from rankgrad.reproduce.variants import compared
 from rankgrad.reproduce.verdict import Values, standing
+from rankgrad.training.config import Config, Loss, Model
+from rankgrad.training.recipes import dasalc
 
 STEPS = ("softmax", "symlog", "noise", "wider")  # each keeps what the ones before it added
 ENSEMBLE, PLAIN_ENSEMBLE = "ensemble", "softmax-ensemble"

@@ -18,14 +18,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rankgrad.checkpoint import write_atomically
-from rankgrad.config import Config, Data
-from rankgrad.data._published import CATALOGUE, SPLITS
-from rankgrad.data.catalogue import Progress, prepare, recognise, set_aside
+from rankgrad.data.catalogue import CATALOGUE, SPLITS
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.sources import files_of, is_text_folder, read_splits
-from rankgrad.records import judged
-from rankgrad.splits import ScaledSplits, load_splits, open_scaled, save_scaled
+from rankgrad.data.load import files_of, is_text_folder, read_splits
+from rankgrad.data.prepare import Progress, prepare, recognise, set_aside
+from rankgrad.files import write_atomically
+from rankgrad.runs.provenance import judged
+from rankgrad.training.config import Config, Data
+from rankgrad.training.data import ScaledSplits, load_splits, open_scaled, save_scaled
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from rankgrad.reproduce.rows import ROWS
 from rankgrad.reproduce.verdict import METRICS, PAPERS_RULE
-from rankgrad.results import RULES, table
+from rankgrad.runs.compare import RULES, table
 
 TRANSPOSED = (
     "The reference code's transposed loss is its plain one (it computes scale(P)^T): if the paper ran that code, its six "

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from rankgrad.config import Config, Data, Loss, Option
-from rankgrad.recipes import RECIPES
-from rankgrad.trees import Trees
+from rankgrad.training.config import Config, Data, Loss, Option
+from rankgrad.training.recipes import RECIPES
+from rankgrad.trees.grow import Trees
 
 TABLE_RECIPES = ("paper", "small")
 METRICS = ("ndcg@5", "ndcg@10", "map", "mrr")  # of every cell's report; the table shows the first two

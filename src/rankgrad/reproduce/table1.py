@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rankgrad.results import table
+from rankgrad.runs.compare import table
 from rankgrad.sorting import neural_sort
 
 LABELS = (4, 2, 1, 0, 4, 3)

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from rankgrad.checkpoint import write_atomically
-from rankgrad.config import Config
+from rankgrad.files import write_atomically
 from rankgrad.reproduce.campaign import Campaign, Order, Results, cells_of, facts_of, fill, opened, report_on, values_of
 from rankgrad.reproduce.cells import Cell, finished
 from rankgrad.reproduce.lists import Fold
 from rankgrad.reproduce.printing import as_markdown
 from rankgrad.reproduce.rows import ROWS, Setting, chosen
 from rankgrad.reproduce.verdict import METRICS, Values, against_the_best, claims, standing
-from rankgrad.results import as_json
-from rankgrad.trees import Trees, missing
+from rankgrad.runs.compare import as_json
+from rankgrad.training.config import Config
+from rankgrad.trees.grow import Trees, missing
 
 
 def make_table(order: Order, *, quiet: bool = False) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rankgrad.config import Config, Loss, Option
-from rankgrad.evaluate import RULES, mean
 from rankgrad.reproduce.verdict import LEVEL, PAPERS_RULE, Values, standing
-from rankgrad.significance import holm, paired_permutation_test
+from rankgrad.runs.significance import holm, paired_permutation_test
+from rankgrad.training.config import Config, Loss, Option
+from rankgrad.training.evaluate import RULES, mean
 
 JUDGED = "ndcg@10"  # what claims are judged by
 

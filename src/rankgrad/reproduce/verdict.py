@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rankgrad.evaluate import RULES, mean
 from rankgrad.reproduce.rows import NEURAL_NDCG, OF_THE_PAPER, ROWS
-from rankgrad.significance import holm, paired_permutation_test
+from rankgrad.runs.significance import holm, paired_permutation_test
+from rankgrad.training.evaluate import RULES, mean
 
 METRICS = ("ndcg@5", "ndcg@10")
 PAPERS_RULE = "empty=1"  # of the paper's tables

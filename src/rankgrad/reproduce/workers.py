@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from rankgrad.processes import InterruptedRunError
 from rankgrad.reproduce.cells import Cell, fill
+from rankgrad.training.distributed import InterruptedRunError
 
 Outcome = tuple[Cell, dict[str, Any] | ValueError]
 PATIENCE = 60  # seconds a process that was told to stop may take to save

@@ -1,0 +1,1 @@
+"""What losses, metrics and relaxed sorts share: lists (padding), gains, noise, sinkhorn."""

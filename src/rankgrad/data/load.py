@@ -1,0 +1,206 @@
+"""What a person may name as data: `synthetic`, a file, a folder. From that name to lists.
+
+synthetic, synthetic:SIZE   made up from a seed, three splits (sizes: tiny, small, web30k, istella, istella-full)
+a text file                 LETOR/SVMLight, plain or compressed
+a table                     Parquet, CSV or Arrow, by its ending, with columns label and qid (or as `Columns` says)
+a folder                    of text files train, vali, test (any layout the catalogue knows), of tables of those names,
+                            what `prepare` wrote, or one saved dataset
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from rankgrad.data.catalogue import CATALOGUE, SPLITS
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.folder import MANIFEST, read_manifest
+from rankgrad.data.prepare import SUMMARY, Progress, read_layout, recognise
+from rankgrad.data.synthetic import SIZES, synthetic
+from rankgrad.data.tables.arrow import kind_of
+from rankgrad.data.tables.reader import read_table
+
+TABLE_NAMES = {"train": "train", "vali": "vali", "valid": "vali", "validation": "vali", "test": "test"}
+
+Splits = dict[str, Callable[[], RankingDataset]]  # each read when it is asked for
+
+
+class Columns(NamedTuple):
+    """What tables call their grades, query ids and weights; see `read_table`."""
+
+    label: str = "label"
+    qid: str = "qid"
+    weight: str | None = None
+
+
+USUAL = Columns()
+
+
+def check_source(source: str, *, fold: int = 1) -> None:
+    """Refuse a name that stands for no data, without reading any."""
+    if _splits_of(source) is None and not Path(source).is_file():
+        recognise(source, fold=fold)
+
+
+def is_text_folder(source: str) -> bool:
+    """Whether a source is a folder of LETOR/SVMLight text, which has to be read before it can be used.
+
+    >>> is_text_folder("synthetic")
+    False
+    """
+    return _splits_of(source) is None and not Path(source).is_file()
+
+
+def files_of(source: str, *, dataset: str | None = None, fold: int = 1) -> list[Path]:
+    """The files a source is read from; of saved datasets their manifests, which know the rest; none of a synthetic source."""
+    path = Path(source)
+    if not path.is_dir():
+        return [path] if path.is_file() else []
+    saved = [file for file in (path / MANIFEST, *(path / split / MANIFEST for split in SPLITS)) if file.exists()]
+    found = saved or [*_tables(path).values()]
+    return found or [file for of in recognise(path, dataset=dataset, fold=fold).files.values() for file in of]
+
+
+def read_splits(
+    source: str, *, fold: int = 1, columns: Columns = USUAL, progress: Progress | None = None
+) -> dict[str, RankingDataset]:
+    """Every split a source has, `train` at least; a single file or saved dataset is `train`.
+
+    >>> {split: len(data) for split, data in read_splits("synthetic:tiny").items()}
+    {'train': 30, 'vali': 10, 'test': 10}
+    """
+    if Path(source).is_file():
+        return {"train": _read_file(Path(source), None, None, progress, columns)}
+    found = _splits_of(source, columns=columns)
+    if found is None:
+        return dict(read_layout(recognise(source, fold=fold), progress))
+    splits = {split: read() for split, read in found.items()}
+    if "train" not in splits:
+        raise ValueError(f"{source} has no train split; it has {', '.join(splits)}; add one")
+    first = splits["train"]
+    for split, data in splits.items():
+        if (data.features.shape[1], data.feature_names) != (first.features.shape[1], first.feature_names):
+            raise ValueError(
+                f"the splits train and {split} of {source} have different features; "
+                "expected the same columns in the same order; bring them in line"
+            )
+    return splits
+
+
+def read_lists(
+    source: str,
+    *,
+    split: str = "test",
+    fold: int = 1,
+    features: int | None = None,
+    names: Sequence[str] | None = None,
+    labelled: bool = True,
+    columns: Columns = USUAL,
+    progress: Progress | None = None,
+) -> RankingDataset:
+    """The lists to judge or rank: of a source with splits the one named, else all of it.
+
+    `features` is the width a model expects; narrower text is padded with zeros, anything else that differs is refused.
+    `names` are the columns it expects: a table's are taken by name, whatever their order. `labelled`: False takes tables
+    without labels too, to be ranked.
+    """
+    path = Path(source)
+    if path.is_file():
+        data = _read_file(path, features, names, progress, columns, labelled=labelled)
+    else:
+        found = _splits_of(source, names, labelled=labelled, columns=columns)
+        if found is None:
+            layout = recognise(path, fold=fold)
+            entry = CATALOGUE.get(layout.dataset or "")
+            from rankgrad.data.svmlight.reader import (
+                read_svmlight,  # loads compiled code: half a second that only text costs
+            )
+
+            read = partial(read_svmlight, features=features or (entry.features if entry else None), progress=progress)
+            found = {name: partial(read, files) for name, files in layout.files.items()}
+        if split not in found and len(found) > 1:
+            raise ValueError(f"{source} has no split {split!r}; it has {', '.join(found)}; choose one of them")
+        data = (found.get(split) or next(iter(found.values())))()
+    if features is not None and data.features.shape[1] != features:
+        raise ValueError(
+            f"{source} has {data.features.shape[1]} features; the model expects {features}; "
+            "give it data with the columns it was trained on"
+        )
+    if names is not None and data.feature_names is not None and tuple(names) != data.feature_names:
+        raise ValueError(
+            f"the columns of {source} are not those the model was trained on, or in another order; "
+            f"expected {', '.join(names)}; give it data with these columns"
+        )
+    return data
+
+
+def _splits_of(
+    source: str, names: Sequence[str] | None = None, *, labelled: bool = True, columns: Columns = USUAL
+) -> Splits | None:
+    """The splits of a source that is synthetic, saved or of tables; None: it is a file or a folder of texts."""
+    path = Path(source)
+    kind, _, size = source.partition(":")
+    if kind == "synthetic" and not path.exists():
+        if (size or "small") not in SIZES:
+            raise ValueError(f"there is no synthetic data of size {size!r}; expected one of {', '.join(SIZES)}")
+        return {split: partial(synthetic, size or "small", split) for split in SPLITS}
+    if path.is_file():
+        return None
+    if not path.is_dir():
+        raise ValueError(
+            f"{source} does not exist; expected a file or folder of ranking data, or synthetic[:SIZE]; check the path"
+        )
+    if (path / MANIFEST).exists():
+        return {"train": partial(RankingDataset.open, path)}
+    saved = {
+        split: partial(RankingDataset.open, path / split) for split in SPLITS if (path / split / MANIFEST).exists()
+    }
+    if saved:
+        _refuse_unfinished(path, list(saved))
+        return {**saved}
+    read = partial(read_table, features=names, labelled=labelled, **columns._asdict())
+    return {split: partial(read, file) for split, file in _tables(path).items()} or None
+
+
+def _tables(folder: Path) -> dict[str, Path]:
+    """The table of each split in a folder, in the order of the splits."""
+    tables: dict[str, Path] = {}
+    for file in sorted(folder.iterdir()):
+        name = TABLE_NAMES.get(file.name.split(".")[0])
+        if name is None or not _is_table(file):
+            continue
+        if name in tables:
+            raise ValueError(f"{tables[name]} and {file.name} may both be meant; expected one table for each split")
+        tables[name] = file
+    return {split: tables[split] for split in SPLITS if split in tables}
+
+
+def _read_file(
+    path: Path,
+    features: int | None,
+    names: Sequence[str] | None,
+    progress: Progress | None,
+    columns: Columns,
+    *,
+    labelled: bool = True,
+) -> RankingDataset:
+    if _is_table(path):
+        return read_table(path, features=names, labelled=labelled, **columns._asdict())
+    from rankgrad.data.svmlight.reader import read_svmlight
+
+    return read_svmlight(path, features=features, progress=progress)
+
+
+def _is_table(path: Path) -> bool:
+    return path.is_file() and kind_of(path) is not None
+
+
+def _refuse_unfinished(folder: Path, splits: Sequence[str]) -> None:
+    """`prepare` writes its summary last: splits of its own without one are not all there are."""
+    for split in splits if not (folder / SUMMARY).is_file() else ():
+        origin = read_manifest(folder / split).get("provenance", {})
+        if origin.get("split") == split and "fold" in origin and "selected" not in origin:
+            raise ValueError(
+                f"{folder} was prepared but its {SUMMARY} is missing, so that it may be incomplete; expected the whole "
+                "folder; prepare the data again with overwrite"
+            )

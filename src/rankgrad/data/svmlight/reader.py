@@ -1,0 +1,332 @@
+"""LETOR/SVMLight text into a RankingDataset: strict, parallel, in little more memory than the result.
+
+Files are read in blocks of whole lines (`_text`), which threads parse (`_block`, `_compiled`, `_line`: the
+rules of the format stand there) while the results are put, in order, into one dense matrix that grows in
+place. The files named by the caller are read; nothing is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.grouping import first_return, group_rows
+from rankgrad.data.svmlight import text as _text
+from rankgrad.data.svmlight.blocks import BlockError, Parsed, Scratch, parse_block
+from rankgrad.data.svmlight.line import MAX_INDEX, clamped_column, find_index, quote
+from rankgrad.data.svmlight.matrix import GrowingMatrix
+from rankgrad.data.svmlight.text import blocks
+from rankgrad.data.values import as_missing, as_whole
+
+PathLike = str | os.PathLike[str]
+
+# A width read from the files is believed while the dense result is modest; beyond, the text must make it plausible.
+MODEST_BYTES = 1 << 30
+BYTES_PER_TEXT_BYTE = 64
+FAR_BEYOND = 8  # an index more than this many times the largest index of any other part of the file is a slip
+SHARE_OF_MEMORY = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+def read_svmlight(
+    path: PathLike | Sequence[PathLike],
+    *,
+    features: int | None = None,
+    groups: PathLike | Sequence[PathLike] | None = None,
+    missing: float = 0.0,
+    scattered: str = "group",
+    progress: Callable[[int, int], None] | None = None,
+) -> RankingDataset:
+    r"""Read lines `label qid:Q i:v i:v ... # comment`, plain or compressed (.gz, .bz2, .zst).
+
+    Several files are read as if they were one: rows are numbered through, and a query id that comes in two
+    files is one query. (Files that number their queries independently are read one by one and concatenated.)
+
+    - features: the width F; an index beyond it is refused. None: the largest index in the files.
+    - groups: a side file, one per file, with the number of rows of each query, for files without qid;
+      queries are then numbered from 0.
+      Where that would make a result of more than 1 GiB that the text does not justify, or of more than half of
+      the machine's memory, it is refused; give the width.
+    - missing: the value of features a line does not name: a number that float32 holds, or NaN.
+    - scattered: rows of a query that do not lie together are put together in order of the query's first
+      appearance ("group"; `rows` of the result remembers where they were) or refused ("refuse").
+    - progress: called with the bytes read so far and the bytes of all files.
+
+    What breaks the rules of `rankgrad.data.svmlight.line` raises a ValueError that begins with file:line:column.
+    A number beyond float32 becomes the largest float32: `provenance["clamped"]` counts these,
+    `provenance["first_clamped"]` is the place of the first, and a warning is logged.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder) / "train.txt"
+    ...     _ = file.write_text("2 qid:7 1:0.5 3:1\n0 qid:7 2:4\n1 qid:9 1:3 # a comment\n")
+    ...     data = read_svmlight(file)
+    >>> data.features.tolist(), data.offsets.tolist(), data.query_ids.tolist()
+    ([[0.5, 0.0, 1.0], [0.0, 4.0, 0.0], [3.0, 0.0, 0.0]], [0, 2, 3], [7, 9])
+    """
+    paths = _as_paths("path", path)
+    sides = None if groups is None else _as_paths("groups", groups)
+    if sides is not None and len(sides) != len(paths):
+        raise ValueError(f"groups= names {len(sides)} files for {len(paths)} data files; expected one for each")
+    features = None if features is None else as_whole("features", features, least=1)
+    missing = as_missing(missing)
+    if scattered not in ("group", "refuse"):
+        raise ValueError(f"scattered={scattered!r}; expected 'group' or 'refuse'")
+
+    reading = _Reading(GrowingMatrix(missing), features or 0, fixed=features is not None)
+    _read(paths, reading, wants_qid=sides is None, progress=progress)
+    labels, qids = np.concatenate(reading.labels), np.concatenate(reading.qids)
+    if sides is None:
+        order, offsets, query_ids = group_rows(qids)
+        if order is not None and scattered == "refuse":
+            raise _refuse_scattered(paths, qids)
+    else:
+        per_file = zip(sides, paths, reading.rows_per_file)
+        sizes = np.concatenate([_read_groups(side, file, rows) for side, file, rows in per_file])
+        offsets, query_ids, order = np.concatenate(([0], np.cumsum(sizes))), np.arange(len(sizes)), None
+    matrix = reading.matrix.finish(reading.width)
+    if order is not None:
+        from rankgrad.data.svmlight.compiled import permute_rows
+
+        permute_rows(matrix, order)
+        labels = labels[order]
+    files = [
+        {"path": str(file), "bytes": file.stat().st_size, "rows": rows}
+        for file, rows in zip(paths, reading.rows_per_file)
+    ]
+    provenance: dict[str, Any] = {
+        "format": "svmlight",
+        "files": files,
+        "largest_index": reading.largest,
+        "clamped": reading.clamped,
+    }
+    if reading.clamped:
+        provenance["first_clamped"] = reading.first_clamped
+        logger.warning(
+            "%d values beyond float32 became the largest float32, the first at %s",
+            reading.clamped,
+            reading.first_clamped,
+        )
+    return RankingDataset(matrix, labels, offsets, query_ids, rows=order, provenance=provenance)
+
+
+@dataclass
+class _Reading:
+    """What the blocks read so far amount to, in file order."""
+
+    matrix: GrowingMatrix
+    width: int  # fixed by the caller, or the largest index so far
+    fixed: bool
+    labels: list[np.ndarray] = field(default_factory=list)
+    qids: list[np.ndarray] = field(default_factory=list)
+    rows_per_file: list[int] = field(default_factory=list)
+    clamped: int = 0
+    first_clamped: str | None = None
+    text_bytes: int = 0
+    largest: int = 0  # the largest index so far
+    second: int = 0  # the largest index of the blocks that do not hold that one
+    widest: tuple[Path, int, bytes] | None = None  # file, line number and line that set the width
+
+    def append(self, block: Parsed, text: bytes, path: Path, lines: int, share: float) -> None:
+        """Add a block that begins after `lines` lines of its file and ends at a share of all bytes to read."""
+        self.text_bytes += len(text)
+        if block.clamped and not self.clamped:
+            column = clamped_column(_nth_line(text, block.first_clamped))
+            self.first_clamped = f"{path}:{lines + block.first_clamped}:{column}"
+        self.clamped += block.clamped
+        self.second = max(self.second, min(self.largest, block.widest) if block.widest != self.largest else 0)
+        self.largest = max(self.largest, block.widest)
+        if block.widest > self.width:
+            self.width = block.widest
+            self.widest = path, lines + block.widest_line, _nth_line(text, block.widest_line)
+        self._refuse_absurd_width(len(block.labels))
+        self.matrix.append(block, self.width, round(len(block.labels) / share))
+        self.labels.append(block.labels.copy())
+        self.qids.append(block.qids.copy())
+        self.rows_per_file[-1] += len(block.labels)
+
+    def _refuse_absurd_width(self, more_rows: int) -> None:
+        """Refuse a width that nothing justifies: a slip in one index must not eat the memory."""
+        size = 4 * self.width * (self.matrix.rows + more_rows)
+        if self.widest is None or size <= MODEST_BYTES:
+            return
+        memory = memory_bytes()
+        if size > BYTES_PER_TEXT_BYTE * self.text_bytes:
+            excess = f"more than {BYTES_PER_TEXT_BYTE} times the text"
+        elif self.second and self.width > FAR_BEYOND * self.second:
+            excess = f"while no other part of the text goes beyond index {self.second}"
+        elif memory is not None and size > SHARE_OF_MEMORY * memory:
+            excess = f"more than half of this machine's {memory / 2**30:,.0f} GiB of memory"
+        else:
+            return
+        path, number, line = self.widest
+        column, token = find_index(line, self.width)
+        raise ValueError(
+            f"{path}:{number}:{column}: {token} makes the dense result at least {size / 2**30:,.1f} GiB, {excess}; "
+            f"expected indices near the number of features; correct the index, or pass features={self.width} if it "
+            "is right"
+        )
+
+
+def memory_bytes() -> int | None:
+    """The machine's memory, where the system tells."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _read(
+    paths: Sequence[Path],
+    reading: _Reading,
+    wants_qid: bool,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Read the files in order: several threads parse blocks, this one puts them together."""
+    affinity = getattr(os, "sched_getaffinity", None)  # the cores we may use, where the system tells
+    workers = min(len(affinity(0)) if affinity else os.cpu_count() or 1, 16)
+    scratches = [Scratch() for _ in range(workers + 2)]
+    limit = reading.width if reading.fixed else MAX_INDEX
+    sizes = [path.stat().st_size for path in paths]
+    small = sum(sizes) <= _text.BLOCK  # not worth a thread
+    with ThreadPoolExecutor(workers) as pool:
+        for number, path in enumerate(paths):
+            reading.rows_per_file.append(0)
+            lines = 0
+
+            def start(text: bytes, scratch: Scratch) -> Callable[[], Parsed]:
+                if small:
+                    return partial(parse_block, text, scratch, wants_qid, limit)
+                return pool.submit(parse_block, text, scratch, wants_qid, limit).result
+
+            try:
+                for block, text, done in _parsed(blocks(path), start, scratches):
+                    done += sum(sizes[:number])
+                    reading.append(block, text, path, lines, done / max(sum(sizes), done))
+                    lines += block.lines
+                    if progress is not None:
+                        progress(done, sum(sizes))
+            except BlockError as refused:
+                raise ValueError(
+                    f"{path}:{lines + refused.line}:{refused.cause.column}: {refused.cause.reason}"
+                ) from None
+            if not reading.rows_per_file[-1]:
+                raise ValueError(
+                    f"{path} holds no data, only blank lines and comments; expected lines such as "
+                    "'2 qid:7 1:0.5'; check how it was made"
+                )
+    if not reading.width:
+        raise ValueError(
+            f"{paths[0]} names no feature in any line; expected features such as 1:0.5 after the qid; "
+            "pass features= if every one is missing"
+        )
+
+
+def _parsed(
+    source: Iterator[tuple[bytes, int]],
+    start: Callable[[bytes, Scratch], Callable[[], Parsed]],
+    scratches: Sequence[Scratch],
+) -> Iterator[tuple[Parsed, bytes, int]]:
+    """Blocks in their order, parsed ahead as far as there are scratches: (block, its text, bytes used up).
+
+    A block is valid until the next is asked for. An error of the source waits until the blocks before it
+    were judged, so that the first error in the file is the one raised.
+    """
+    ahead: deque[tuple[Callable[[], Parsed], bytes, int]] = deque()
+    failure: ValueError | None = None
+    started, more = 0, True
+    while more or ahead:
+        while more and len(ahead) < len(scratches):
+            try:
+                text, done = next(source)
+            except StopIteration:
+                more = False
+            except ValueError as error:
+                failure, more = error, False
+            else:
+                ahead.append((start(text, scratches[started % len(scratches)]), text, done))
+                started += 1
+        if ahead:
+            parsed, text, done = ahead.popleft()
+            yield parsed(), text, done
+    if failure is not None:
+        raise failure
+
+
+def _refuse_scattered(paths: Sequence[Path], qids: np.ndarray) -> ValueError:
+    """Name the first row whose query had ended before."""
+    path, number, line = _locate(paths, first_return(qids))
+    found = re.search(rb"[ \t](qid:[^ \t\r#]*)", line)
+    assert found is not None  # the row was accepted
+    return ValueError(
+        f"{path}:{number}:{found.start(1) + 1}: {quote(found[1])} comes again after other queries; expected the "
+        "rows of a query together; sort the file or read it with scattered='group'"
+    )
+
+
+def _locate(paths: Sequence[Path], row: int) -> tuple[Path, int, bytes]:
+    """File, line number and line of a row of accepted files."""
+    for path in paths:
+        number = 0
+        for text, _ in blocks(path):
+            for line in text.split(b"\n")[:-1]:
+                number += 1
+                if line.removesuffix(b"\r").partition(b"#")[0].strip(b" \t"):
+                    if row == 0:
+                        return path, number, line
+                    row -= 1
+    raise LookupError("the files have fewer rows; they changed while they were read")
+
+
+def _read_groups(side: Path, file: Path, rows: int) -> np.ndarray:
+    """The group sizes of a side file, one per line, int64 [Q]; they must sum to the rows of its data file."""
+    sizes: list[int] = []
+    number = 0
+    if side.is_file() and not side.stat().st_size:
+        raise ValueError(
+            f"{side} is empty; expected the number of rows of one query on each line; check how it was made"
+        )
+    for text, _ in blocks(side):
+        for line in text.split(b"\n")[:-1]:
+            number += 1
+            token = line.strip(b" \t\r")
+            if not token:
+                continue
+            if not re.fullmatch(rb"\d{1,18}", token) or int(token) == 0:
+                raise ValueError(
+                    f"{side}:{number}:{line.index(token) + 1}: {quote(token)} is not a group size; "
+                    "expected the number of rows of one query, 1 or more, on each line"
+                )
+            sizes.append(int(token))
+    if sum(sizes) != rows:
+        raise ValueError(
+            f"{side} has group sizes that sum to {sum(sizes)}, but {file} has {rows} rows; "
+            "expected the same; check that the two files belong together"
+        )
+    return np.array(sizes, np.int64)
+
+
+def _nth_line(text: bytes, number: int) -> bytes:
+    return text.split(b"\n", number)[number - 1]
+
+
+def _as_paths(name: str, given: PathLike | Sequence[PathLike]) -> list[Path]:
+    try:
+        paths = [Path(given)] if isinstance(given, str | os.PathLike) else [Path(path) for path in given]
+    except TypeError:
+        raise ValueError(f"{name} is {given!r}; expected the path of a file, or a list of paths") from None
+    if not paths:
+        raise ValueError(f"{name} is an empty list; expected one file or several")
+    return paths

@@ -1,0 +1,1 @@
+"""Parquet, CSV, Arrow and frames: reader, over the arrow helpers."""

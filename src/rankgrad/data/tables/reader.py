@@ -1,0 +1,305 @@
+"""Tables with named columns -> RankingDataset: Parquet, CSV, Arrow files, and frames of pandas, polars, pyarrow.
+
+Every table becomes an Arrow table first (`_arrow`), so that all kinds pass the same checks. This file touches Arrow
+tables in memory only. Errors name the source, the row (counted from 1, a CSV header not counted) and the column.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.grouping import first_return, group_rows, one_per_query
+from rankgrad.data.tables.arrow import (
+    Table,
+    at,
+    expect_numbers,
+    import_pyarrow,
+    is_text,
+    open_table,
+    plain,
+    reads_as_number,
+)
+from rankgrad.data.values import MAX_FLOAT32, as_missing
+
+ROLES = {"label": "grades", "qid": "query ids", "weight": "weights"}
+ROWS = 1 << 14  # rows turned into features at a time: a block of all columns stays in the cache
+
+logger = logging.getLogger(__name__)
+
+
+def read_table(
+    source: Any,
+    *,
+    label: str = "label",
+    qid: str = "qid",
+    features: Sequence[str] | None = None,
+    weight: str | None = None,
+    missing: float = 0.0,
+    scattered: Literal["group", "refuse"] = "group",
+    labelled: bool = True,
+) -> RankingDataset:
+    """Read one table or several, one row per document, into a dataset.
+
+    - `source`: a path (.parquet, .csv, .tsv, also .gz, .bz2 or .zst; .arrow, .feather, .ipc), a pyarrow Table, a
+      pandas or polars DataFrame, or a list of these, read as one table.
+    - `features`: the feature columns, in this order; None takes all columns but `label`, `qid` and `weight` in the
+      order of the first table (of the columns in which pandas stores a row index, none). They must be numbers or
+      booleans. Null and NaN become `missing` (a number that float32 holds, or NaN); infinity is refused; what is finite
+      but beyond float32 becomes the largest float32: `provenance["clamped"]` counts these,
+      `provenance["first_clamped"]` is the place of the first, and a warning is logged. Numbers of a CSV file, and
+      integers of a column with nulls, are rounded to float64 first, so that a rare one differs in the last bit from
+      the float32 nearest to it.
+    - `label`: numbers, finite, not negative. `qid`: integers or text. `weight`: one number per query, the same in
+      all its rows. None of them may be null.
+    - `labelled`: False gives labels 0, for documents that are only to be ranked; the column `label` may be there, and
+      may hold anything.
+    - `scattered`: rows of a query that are not together are grouped at the place of its first row, or refused;
+      `in_source_order` puts results back.
+
+    >>> import pyarrow
+    >>> table = pyarrow.table({"qid": ["b", "b", "a"], "label": [1, 0, 2], "bm25": [0.5, None, 2.0]})
+    >>> data = read_table(table)
+    >>> data.query_ids.tolist(), data.feature_names, data.features.tolist()
+    (['b', 'a'], ('bm25',), [[0.5], [0.0], [2.0]])
+    """
+    if scattered not in ("group", "refuse"):
+        raise ValueError(f"scattered is {scattered!r}; expected 'group' or 'refuse'")
+    missing = as_missing(missing)
+    roles = {"label": label, "qid": qid} | ({} if weight is None else {"weight": weight})
+    _expect_names([*roles.values()], features)
+    if not labelled:
+        del roles["label"]
+
+    def wanted(name: str) -> bool:
+        return name in roles.values() or (name in features if features is not None else name != label)
+
+    tables = [open_table(one, number, qid, wanted) for number, one in enumerate(_several(source))]
+    if not labelled:
+        tables = [_without(table, label) for table in tables]
+    names = _feature_names(tables, roles, features)
+    total = sum(table.arrow.num_rows for table in tables)
+    if total == 0:
+        raise ValueError(f"{tables[0].name} has no rows; expected one row per document")
+    matrix = np.empty((total, len(names)), np.float32)
+    counts: dict[str, Any] = {"missing": 0, "clamped": 0}
+    done = 0
+    for table in tables:
+        _fill(matrix[done : done + table.arrow.num_rows], table, names, missing, counts)
+        done += table.arrow.num_rows
+    if counts["clamped"]:
+        logger.warning(
+            "%d values beyond float32 became the largest float32, the first at %s",
+            counts["clamped"],
+            counts["first_clamped"],
+        )
+    labels = np.zeros(total, np.float32)
+    if labelled:
+        labels = np.concatenate([_amounts(table, label) for table in tables])
+    order, offsets, query_ids = _group(tables, qid, scattered)
+    weights = None
+    if weight is not None:
+        weights = np.concatenate([_amounts(table, weight) for table in tables])
+    if order is not None:
+        matrix, labels = matrix[order], labels[order]
+        weights = None if weights is None else weights[order]
+    return RankingDataset(
+        matrix,
+        labels,
+        offsets,
+        query_ids,
+        tuple(names),
+        None if weights is None else one_per_query(f"column {weight!r}", weights, offsets, query_ids),
+        order,
+        {"sources": [table.name for table in tables], "rows": total, **counts},
+    )
+
+
+def _without(table: Table, label: str) -> Table:
+    """The table less its labels, if it has any."""
+    return table._replace(arrow=table.arrow.select([name for name in table.arrow.column_names if name != label]))
+
+
+def _several(source: Any) -> list[Any]:
+    several = list(source) if isinstance(source, list | tuple) else [source]
+    if not several:
+        raise ValueError("no table was given; expected a path, a table, or a list of them")
+    return several
+
+
+def _expect_names(roles: list[str], features: Sequence[str] | None) -> None:
+    if isinstance(features, str):
+        raise ValueError(f"features is the text {features!r}; expected a list of column names")
+    for name in (*roles, *(features or ())):
+        if not isinstance(name, str):
+            raise ValueError(f"a column is named {name!r}; expected names as text; write {str(name)!r}")
+
+
+def _feature_names(tables: list[Table], roles: Mapping[str, str], features: Sequence[str] | None) -> list[str]:
+    """The feature columns, after checking that every table has all the columns it needs."""
+    columns, others = _named_columns(tables[0]), [*roles.values()]
+    names = [name for name in columns if name not in others] if features is None else list(features)
+    if len(set(names + others)) < len(names + others):
+        twice = next(name for name in names + others if (names + others).count(name) > 1)
+        raise ValueError(f"column {twice!r} is named twice among features, label, qid and weight; name it once")
+    for table in tables:
+        own = table.arrow.column_names
+        for name in others + names:
+            if name not in own:
+                role = next((role for role in roles if roles[role] == name), None)
+                raise ValueError(
+                    f"{table.name} has no column {name!r}; {_hint(name, own, role)}its columns are {_listing(own)}"
+                )
+        extra = [] if features is not None else [name for name in _named_columns(table) if name not in columns]
+        if extra:
+            raise ValueError(
+                f"{table.name} has a column {extra[0]!r} that {tables[0].name} has not; "
+                "expected the same columns in all tables; take it out, or choose with features= in Python"
+            )
+    if not names:
+        raise ValueError(f"{tables[0].name} has no feature columns beside {_listing(others)}; expected at least one")
+    return names
+
+
+def _hint(name: str, own: Sequence[str], role: str | None) -> str:
+    """What may be meant, or wrong, where a column is not there; `role` is its argument of `read_table`."""
+    near = difflib.get_close_matches(name, own, n=1)
+    if len(own) == 1 and name in re.split(r"\W+", own[0]):
+        return "is another separator between them? "
+    numbers = [one for one in own if reads_as_number(one)]
+    # Whole numbers name the columns of many a frame; fractions are values.
+    if len(numbers) == len(own) or (2 * len(numbers) > len(own) and any("." in one for one in numbers)):
+        return "is the line of names missing? "
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    if role is None:
+        return meant
+    return f"{meant}rename the column of {ROLES[role]} so, or name it: {role}= in Python, --set data.{role}= in train; "
+
+
+def _named_columns(table: Table) -> list[str]:
+    """All columns except those in which pandas stores the index of a frame."""
+    stored = (table.arrow.schema.pandas_metadata or {}).get("index_columns", [])
+    names = table.arrow.column_names
+    return [name for name in names if name not in stored and not name.startswith("__index_level_")]
+
+
+def _fill(matrix: np.ndarray, table: Table, names: list[str], missing: float, counts: dict[str, Any]) -> None:
+    """Write the columns into matrix [rows, F] as float32; count missing and clamped values."""
+    for name in names:
+        expect_numbers(table, name)
+    begin = 0
+    for batch in table.arrow.select(names).to_batches(max_chunksize=ROWS):
+        block = matrix[begin : begin + batch.num_rows]
+        for j, column in enumerate(batch.columns):
+            values = _numbers(column)
+            if np.isinf(values).any():
+                row = begin + int(np.argmax(np.isinf(values)))
+                raise ValueError(f"{at(table, row, names[j])} is infinite; expected a finite number or null")
+            with np.errstate(over="ignore"):
+                numbers = values.astype(np.float32)
+            absent, beyond = np.isnan(numbers), np.isinf(numbers)
+            counts["missing"] += int(absent.sum())
+            if beyond.any():
+                counts["clamped"] += int(beyond.sum())
+                counts.setdefault("first_clamped", at(table, begin + int(np.argmax(beyond)), names[j]))
+            numbers[absent] = missing
+            numbers[beyond] = np.copysign(np.float32(MAX_FLOAT32), numbers[beyond])
+            block[:, j] = numbers
+        begin += batch.num_rows
+
+
+def _numbers(column: Any) -> np.ndarray:
+    """A column of numbers or booleans as a numpy array; null is NaN."""
+    pyarrow = import_pyarrow()
+    types, column = pyarrow.types, plain(column)
+    if types.is_decimal(column.type) or types.is_null(column.type):
+        column = column.cast(pyarrow.float64())
+    elif types.is_boolean(column.type):
+        column = column.cast(pyarrow.uint8())
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def _amounts(table: Table, name: str) -> np.ndarray:
+    """A column of labels or weights: float32, finite, not negative."""
+    expect_numbers(table, name, "write numbers for its words, 0 for what is irrelevant")
+    values = _numbers(table.arrow[name])
+    good = (values >= 0) & (values <= MAX_FLOAT32)  # NaN is neither
+    if not good.all():
+        row = int(np.argmin(good))
+        said = "missing" if np.isnan(values[row]) else values[row]
+        raise ValueError(f"{at(table, row, name)} is {said}; expected a number from 0 to 3.4e38")
+    return values.astype(np.float32)
+
+
+def _group(tables: list[Table], qid: str, scattered: str) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
+    """Order, offsets and query ids of all rows, as `group_rows` gives them."""
+    pyarrow = import_pyarrow()
+    parts = [_query_ids(table, qid) for table in tables]
+    if len({isinstance(part, np.ndarray) for part in parts}) == 2:
+        raise ValueError(f"column {qid!r} is text in one table and a number in another; expected one kind in all")
+    if isinstance(parts[0], np.ndarray):
+        ids = np.concatenate(parts)
+        order, offsets, query_ids = group_rows(ids)
+    else:
+        # Texts are compared as codes: an array of N texts would take room for N times the longest.
+        texts = pyarrow.chunked_array([c for part in parts for c in part.chunks], pyarrow.large_string())
+        coded = texts.combine_chunks().dictionary_encode()
+        ids = coded.indices.to_numpy()
+        order, offsets, codes = group_rows(ids)
+        query_ids = np.array(coded.dictionary.to_pylist(), dtype=np.str_)[codes]
+    if order is not None and scattered == "refuse":
+        row = first_return(ids)
+        for table in tables:
+            if row < table.arrow.num_rows:
+                break
+            row -= table.arrow.num_rows
+        raise ValueError(
+            f"{at(table, row, qid)} returns to query {table.arrow[qid][row].as_py()!r} after another query; "
+            "expected the rows of a query together; sort them, or pass scattered='group'"
+        )
+    return order, offsets, query_ids
+
+
+def _query_ids(table: Table, name: str) -> Any:
+    """A column of query ids: int64 array, or Arrow texts."""
+    pyarrow = import_pyarrow()
+    types, column = pyarrow.types, plain(table.arrow[name])
+    if column.null_count:
+        row = int(np.argmax(column.is_null().to_numpy()))
+        raise ValueError(f"{at(table, row, name)} is missing; expected the id of the row's query")
+    if is_text(column.type):
+        empty = pyarrow.compute.equal(column, "").to_numpy()
+        if empty.any():
+            raise ValueError(f"{at(table, int(np.argmax(empty)), name)} is an empty text; expected a query id")
+        nul = pyarrow.compute.match_substring(column, "\0").to_numpy()
+        if nul.any():
+            raise ValueError(f"{at(table, int(np.argmax(nul)), name)} holds a NUL character; expected a printable id")
+        return column
+    if types.is_integer(column.type) or (types.is_decimal(column.type) and column.type.scale == 0):
+        try:
+            return np.asarray(column.cast(pyarrow.int64()).to_numpy())
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{table.name}, column {name!r}: {error}; expected ids of 64 bits") from error
+    if types.is_floating(column.type):
+        values = np.asarray(column.to_numpy(), np.float64)
+        whole = (np.abs(values) <= 2**53) & (values == np.rint(values))  # beyond, floats skip integers
+        if not whole.all():
+            row = int(np.argmin(whole))
+            raise ValueError(
+                f"{at(table, row, name)} is {float(values[row])!r}, a floating-point number that is no safe integer; "
+                "expected integers or text; convert the column"
+            )
+        return values.astype(np.int64)
+    raise ValueError(f"{table.name}, column {name!r} has type {column.type}; expected integers or text; convert it")
+
+
+def _listing(names: Iterable[str]) -> str:
+    names = list(names)
+    shown = ", ".join(map(repr, names[:12]))
+    return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")

@@ -1,0 +1,261 @@
+"""Pairwise losses and ApproxNDCG: value and gradient of each list in one pass over its pairs, tile by tile."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rankgrad.kernels._autograd import computed
+from rankgrad.kernels.pairs.summary import (
+    DISCOUNT,
+    GAIN_OVER_IDEAL,
+    GRAD_SCALE,
+    LABEL,
+    PAIR,
+    RANK,
+    RELEVANT,
+    SCORE,
+    VALUE_SCALE,
+    about,
+    region,
+    steps_of,
+    summarise,
+    tickets,
+    values_of,
+    weight,
+    wide,
+)
+
+KINDS = {"ranknet": 0, "lambdarank": 1, "ndcg_loss1": 2, "ndcg_loss2": 3, "ndcg_loss2pp": 4}
+_BI, _BJ = 32, 64
+
+
+def pairwise(
+    name: str,
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    *,
+    gain: str | Tensor,
+    k: int | None,
+    pairs: str,
+    mu: float,
+    reduction: str,
+) -> Tensor:
+    """The loss `name` of rankgrad.losses.pairwise, scores [..., L] -> scalar; a gain may be a tensor like the labels."""
+
+    def compute() -> tuple[Tensor, Tensor]:
+        grid, gradient, loss = _results(scores, reduction)
+        real = scores if mask is None else mask.contiguous()
+        with torch.cuda.device_of(scores):
+            work = summarise(scores, labels, mask, gain=gain, k=k, teaches=PAIR, blocks=grid[1])
+            _pairs[grid](
+                real, work, gradient, loss, scores.shape[-1], 0 if k is None else k, mu,
+                KIND=KINDS[name], TOP=0 if k is None else (1 if pairs == "any" else 2), MASKED=mask is not None,
+                REDUCTION=reduction, BI=_BI, BJ=_BJ, num_warps=4, enable_fp_fusion=True,
+            )  # fmt: skip
+        return loss, gradient
+
+    return computed(scores, compute)
+
+
+def approx_ndcg(
+    scores: Tensor, labels: Tensor, mask: Tensor | None, *, alpha: float, gain: str | Tensor, reduction: str
+) -> Tensor:
+    """`rankgrad.losses.smooth_rank.approx_ndcg`, scores [..., L] -> scalar; a gain may be a tensor like the labels."""
+
+    def compute() -> tuple[Tensor, Tensor]:
+        grid, gradient, loss = _results(scores, reduction)
+        real = scores if mask is None else mask.contiguous()
+        with torch.cuda.device_of(scores):
+            work = summarise(
+                scores, labels, mask, gain=gain, k=None, teaches=RELEVANT, blocks=grid[1], alpha=alpha
+            )  # fmt: skip
+            _approx[grid](
+                real, work, gradient, loss, scores.shape[-1], alpha,
+                MASKED=mask is not None, REDUCTION=reduction, BI=_BI, BJ=_BJ, num_warps=4, enable_fp_fusion=True,
+            )  # fmt: skip
+        return loss, gradient
+
+    return computed(scores, compute)
+
+
+def _results(scores: Tensor, reduction: str) -> tuple[tuple[int, int], Tensor, Tensor]:
+    """Lists and blocks of documents; room for the gradient and the loss."""
+    length = scores.shape[-1]
+    gradient = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
+    loss = gradient.new_empty(scores.shape[:-1] if reduction == "none" else ())
+    return (scores.numel() // length, triton.cdiv(length, _BI)), gradient, loss
+
+
+@triton.jit
+def _real(mask, at, inside, MASKED: tl.constexpr):
+    real = inside
+    if MASKED:
+        real = tl.load(mask + at, mask=inside, other=0) != 0
+    return real
+
+
+@triton.jit
+def _end(work, loss, gradient, at, inside, real, total, slope, b, block, L, REDUCTION: tl.constexpr):
+    """Store a block's value and gradient; whoever is last adds all values, in their order."""
+    lists = tl.num_programs(0)
+    blocks = tl.num_programs(1)
+    values = values_of(work, lists, L)
+    scale = tl.load(about(work, lists, L, GRAD_SCALE) + b)
+    if REDUCTION == "mean":
+        scale = scale / tl.load(weight(work, lists, L))
+    tl.store(gradient + at, tl.where(real, slope * scale, 0.0), mask=inside)
+    tl.store(values + b.to(tl.int64) * blocks + block, total * tl.load(about(work, lists, L, VALUE_SCALE) + b))
+    tl.debug_barrier()  # the value is written before the ticket is
+    if tl.atomic_add(tickets(work, lists, L) + 1, 1) == lists * blocks - 1:
+        result = tl.zeros([128], dtype=tl.float32)
+        for start in range(0, lists, 128):
+            other = start + tl.arange(0, 128)
+            value = tl.zeros([128], dtype=tl.float32)
+            for part in range(blocks):
+                here = values + other.to(tl.int64) * blocks + part
+                value += tl.load(here, mask=other < lists, other=0.0, cache_modifier=".cg")
+            if REDUCTION == "none":
+                tl.store(loss + other, value, mask=other < lists)
+            else:
+                result += value
+        if REDUCTION == "sum":
+            tl.store(loss, tl.sum(result, axis=0))
+        if REDUCTION == "mean":
+            tl.store(loss, tl.sum(result, axis=0) / tl.load(weight(work, lists, L)))
+
+
+@triton.jit
+def _log1p(e):
+    """log(1 + e) for 0 <= e <= 1 to 1e-7 of itself: 2 artanh(e / (2 + e))."""
+    z = e / (2.0 + e)
+    q = z * z
+    p = 1.0 / 13.0
+    p = p * q + 1.0 / 11.0
+    p = p * q + 1.0 / 9.0
+    p = p * q + 1.0 / 7.0
+    p = p * q + 1.0 / 5.0
+    p = p * q + 1.0 / 3.0
+    return 2.0 * z * (p * q + 1.0)
+
+
+@triton.jit
+def _pairs(
+    mask, work, gradient, loss, L, k, mu,
+    KIND: tl.constexpr, TOP: tl.constexpr, MASKED: tl.constexpr, REDUCTION: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0)
+    block = tl.program_id(1)
+    lists = tl.num_programs(0)
+    scores = region(work, lists, L, SCORE)
+    labels = wide(region(work, lists, L, LABEL))
+    rank = region(work, lists, L, RANK).to(tl.pointer_type(tl.int32), bitcast=True)
+    gain = region(work, lists, L, GAIN_OVER_IDEAL)
+    discount = region(work, lists, L, DISCOUNT)
+    steps = steps_of(work, lists, L)
+    base = b.to(tl.int64) * L
+    i = block * BI + tl.arange(0, BI)
+    in_i = i < L
+    s_i = tl.load(scores + base + i, mask=in_i, other=0.0)
+    y_i = tl.load(labels + base + i, mask=in_i, other=0.0)
+    real_i = _real(mask, base + i, in_i, MASKED)
+    rank_i = tl.load(rank + base + i, mask=in_i, other=0)
+    g_i = tl.load(gain + base + i, mask=in_i, other=0.0)
+    d_i = tl.load(discount + base + i, mask=in_i, other=0.0)
+    # Tiles are [BJ, BI], rivals first: a thread keeps its document and sums over rivals by itself until the end.
+    value = tl.zeros([BJ, BI], dtype=tl.float32)
+    slope = tl.zeros([BJ, BI], dtype=tl.float32)
+    for start in range(0, L, BJ):
+        j = start + tl.arange(0, BJ)
+        in_j = j < L
+        s_j = tl.load(scores + base + j, mask=in_j, other=0.0)
+        real_j = _real(mask, base + j, in_j, MASKED)
+        rank_j = tl.load(rank + base + j, mask=in_j, other=0)
+        counted = real_i[None, :] & real_j[:, None]
+        if TOP == 1:
+            counted = counted & ((rank_i[None, :] < k) | (rank_j[:, None] < k))
+        if TOP == 2:
+            counted = counted & (rank_i[None, :] < k) & (rank_j[:, None] < k)
+        x = s_i[None, :] - s_j[:, None]
+        e = tl.exp(-tl.abs(x))
+        wrong = tl.where(x >= 0.0, e, 1.0) / (1.0 + e)  # sigmoid(s_j - s_i)
+        if KIND == 2:  # all ordered pairs, the weight of the first
+            g_j = tl.load(gain + base + j, mask=in_j, other=0.0)
+            d_j = tl.load(discount + base + j, mask=in_j, other=0.0)
+            counted = counted & (i[None, :] != j[:, None])
+            right = tl.where(x >= 0.0, 1.0, e) / (1.0 + e)
+            w_i = (g_i * d_i)[None, :]
+            w_j = (g_j * d_j)[:, None]
+            cost = tl.maximum(-x, 0.0) + _log1p(e)
+            value += tl.where(counted, w_i * cost, 0.0)
+            slope += tl.where(counted, w_j * right - w_i * wrong, 0.0)
+        else:
+            y_j = tl.load(labels + base + j, mask=in_j, other=0.0)
+            above = counted & (y_i[None, :] > y_j[:, None])
+            below = counted & (y_i[None, :] < y_j[:, None])
+            cost = tl.maximum(-x, 0.0) + _log1p(e)
+            pull = tl.where(above, -wrong, tl.where(below, tl.where(x >= 0.0, 1.0, e) / (1.0 + e), 0.0))
+            if KIND == 0:
+                value += tl.where(above, cost, 0.0)
+                slope += pull
+            else:
+                g_j = tl.load(gain + base + j, mask=in_j, other=0.0)
+                w = tl.abs(g_i[None, :] - g_j[:, None])
+                if KIND == 1 or KIND == 4:
+                    d_j = tl.load(discount + base + j, mask=in_j, other=0.0)
+                    v = tl.abs(d_i[None, :] - d_j[:, None])
+                if KIND == 3 or KIND == 4:
+                    distance = tl.abs(rank_i[None, :] - rank_j[:, None])
+                    step = tl.load(steps + distance, mask=above | below, other=0.0)
+                if KIND == 1:
+                    w = w * v
+                if KIND == 3:
+                    w = w * step
+                if KIND == 4:
+                    w = w * (v + mu * step)
+                value += tl.where(above, w * cost, 0.0)
+                slope += tl.where(above | below, w * pull, 0.0)
+    total = tl.sum(tl.sum(value, axis=0), axis=0)
+    _end(work, loss, gradient, base + i, in_i, real_i, total, tl.sum(slope, axis=0), b, block, L, REDUCTION)
+
+
+@triton.jit
+def _drop(smooth_rank, gain, at, inside):
+    """Minus gain times discount at the smooth rank, and its derivative by the rank."""
+    r = tl.load(smooth_rank + at, mask=inside, other=1.0)
+    g = tl.load(gain + at, mask=inside, other=0.0)
+    log = tl.log(1.0 + r)
+    return -0.6931471805599453 * g / log, 0.6931471805599453 * g / (log * log * (1.0 + r))
+
+
+@triton.jit
+def _approx(
+    mask, work, gradient, loss, L, alpha,
+    MASKED: tl.constexpr, REDUCTION: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0)
+    block = tl.program_id(1)
+    lists = tl.num_programs(0)
+    scores = region(work, lists, L, SCORE)
+    smooth_rank = region(work, lists, L, RANK)
+    gain = region(work, lists, L, GAIN_OVER_IDEAL)
+    base = b.to(tl.int64) * L
+    i = block * BI + tl.arange(0, BI)
+    in_i = i < L
+    s_i = tl.load(scores + base + i, mask=in_i, other=0.0)
+    real_i = _real(mask, base + i, in_i, MASKED)
+    value, h_i = _drop(smooth_rank, gain, base + i, in_i)
+    slope = tl.zeros([BJ, BI], dtype=tl.float32)
+    for start in range(0, L, BJ):
+        j = start + tl.arange(0, BJ)
+        in_j = j < L
+        s_j = tl.load(scores + base + j, mask=in_j, other=0.0)
+        real_j = _real(mask, base + j, in_j, MASKED)
+        _value_j, h_j = _drop(smooth_rank, gain, base + j, in_j)
+        e = tl.exp(-tl.abs(alpha * (s_i[None, :] - s_j[:, None])))
+        bend = e / ((1.0 + e) * (1.0 + e))
+        slope += tl.where(real_j[:, None], bend * (h_j[:, None] - h_i[None, :]), 0.0)
+    total = tl.sum(tl.where(real_i, value, 0.0), axis=0)
+    _end(work, loss, gradient, base + i, in_i, real_i, total, alpha * tl.sum(slope, axis=0), b, block, L, REDUCTION)

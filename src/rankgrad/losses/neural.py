@@ -1,0 +1,297 @@
+"""The metric itself as a loss: NDCG, MAP, MRR, ERR and precision through a relaxed sort.
+
+With P the relaxed sort of the scores, scale = Sinkhorn scaling and q = scale(P) x, the values x in relaxed order of the
+scores, each loss is minus the metric written in q. As tau -> 0 it becomes minus the metric. What all of them take:
+
+    tau                        temperature of the sort
+    sinkhorn_iters, sinkhorn_tol   rounds of scaling at most, and when a list has had enough (0: never before the last round)
+    sort                       the relaxation: neural_sort, soft_sort, ot_sort, or any function of their signature
+    samples, noise             the stochastic form: mean over S perturbed copies of the scores; Gumbel noise is drawn from
+                               `generator`, or given as `noise` [S, ..., L]
+    beta, log_scores, perturb  s' = s - min s + 1e-10 within the list, then beta log s' + beta G (perturb="paper": an exact
+                               Plackett-Luce sampler of s') or log s' + beta G ("allrank", the reference code);
+                               log_scores=False: s + beta G
+    backend                    the torch path or its Triton twin, for neural_sort on a GPU: see `rankgrad.kernels`
+
+A list teaches with two documents, one of them relevant (y > 0; y >= threshold for the binary metrics).
+"""
+
+import torch
+from torch import Tensor
+
+from rankgrad.checks import cutoff, positive
+from rankgrad.core.gains import Gain, cascade, discounts, gains, normalised_gains, ranks, stop_chances, top
+from rankgrad.core.lists import Lists, prepare, reduce
+from rankgrad.losses import fused
+from rankgrad.losses.informative import has_relevant
+from rankgrad.losses.relaxed_sort import Relaxation, Sort, relaxed
+from rankgrad.sorting import neural_sort
+
+
+def neural_ndcg(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    tau: float = 1.0,
+    gain: Gain = "exp2",
+    sinkhorn_iters: int = 30,
+    sinkhorn_tol: float = 1e-6,
+    sort: Sort = neural_sort,
+    samples: int | None = None,
+    beta: float = 0.1,
+    log_scores: bool = True,
+    perturb: str = "paper",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """NeuralNDCG@k (Pobrotyn & Bialobrzeski 2021): -(1 / maxDCG@k) sum_{j <= k} (scale(P) g(y))_j d(j); [..., L] -> scalar.
+
+    >>> s, y = torch.tensor([[0.5, 0.2, 0.1, 0.3]]), torch.tensor([[4, 2, 0, 1]])
+    >>> [round(neural_ndcg(s, y, tau=tau).item(), 4) for tau in (1.0, 0.1, 0.001)]
+    [-0.7799, -0.9537, -0.9849]
+    """
+    relaxation = Relaxation(
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
+    )
+    return _ndcg(scores, labels, mask, k, gain, relaxation, reduction, check, transposed=False)
+
+
+def neural_ndcg_transposed(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    tau: float = 1.0,
+    gain: Gain = "exp2",
+    sinkhorn_iters: int = 30,
+    sinkhorn_tol: float = 1e-6,
+    sort: Sort = neural_sort,
+    samples: int | None = None,
+    beta: float = 0.1,
+    log_scores: bool = True,
+    perturb: str = "paper",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """NeuralNDCG^T@k: -(1 / maxDCG@k) sum_i g(y_i) (scale(P^T) d)_i, d(j) = 0 for j > k; [..., L] -> scalar.
+
+    Taken literally: the transposed matrix is scaled, ranks first and documents last, so that each document's weights
+    over the ranks sum to one. The paper's reference code transposes after scaling instead, which is `neural_ndcg` again.
+
+    >>> s, y = torch.tensor([[0.5, 0.2, 0.1, 0.3]]), torch.tensor([[4, 2, 0, 1]])
+    >>> round(neural_ndcg_transposed(s, y, k=2, tau=0.001).item(), 4)
+    -0.9253
+    """
+    relaxation = Relaxation(
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
+    )
+    return _ndcg(scores, labels, mask, k, gain, relaxation, reduction, check, transposed=True)
+
+
+def neural_map(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    threshold: float = 1.0,
+    tau: float = 1.0,
+    sinkhorn_iters: int = 30,
+    sinkhorn_tol: float = 1e-6,
+    sort: Sort = neural_sort,
+    samples: int | None = None,
+    beta: float = 0.1,
+    log_scores: bool = True,
+    perturb: str = "paper",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """-AP@k: -(1 / R) sum_{i <= k} (q_i / i) sum_{m <= i} q_m, q = scale(P) [y >= threshold]; [..., L] -> scalar.
+
+    R counts all relevant documents of the list, as trec_eval does.
+
+    >>> s, y = torch.tensor([0.5, 0.2, 0.1, 0.3]), torch.tensor([0, 1, 0, 1])
+    >>> round(neural_map(s, y, tau=0.001).item(), 4)
+    -0.5833
+    """
+    k, threshold = cutoff(k), positive("threshold", threshold)
+    relaxation = Relaxation(
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
+    ).checked(scores)
+    lists = prepare(scores, labels, mask, check)
+    relevant = lists.mask & (lists.labels >= threshold)
+    q = relaxed(lists, relevant, relaxation, labels.shape)
+    precision = q.cumsum(-1) / ranks(q)
+    total = relevant.sum(-1).clamp(min=1)
+    average_precision = (q * precision * top(q, k)).sum(-1) / total
+    return _loss(average_precision, lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
+
+
+def neural_mrr(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    threshold: float = 1.0,
+    tau: float = 1.0,
+    sinkhorn_iters: int = 30,
+    sinkhorn_tol: float = 1e-6,
+    sort: Sort = neural_sort,
+    samples: int | None = None,
+    beta: float = 0.1,
+    log_scores: bool = True,
+    perturb: str = "paper",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """-RR@k: -sum_{i <= k} (q_i / i) prod_{m < i} (1 - q_m), q = scale(P) [y >= threshold]; [..., L] -> scalar.
+
+    >>> s, y = torch.tensor([0.5, 0.2, 0.1, 0.3]), torch.tensor([0, 1, 0, 1])
+    >>> round(neural_mrr(s, y, tau=0.001).item(), 4)
+    -0.5
+    """
+    k, threshold = cutoff(k), positive("threshold", threshold)
+    relaxation = Relaxation(
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
+    ).checked(scores)
+    lists = prepare(scores, labels, mask, check)
+    relevant = lists.mask & (lists.labels >= threshold)
+    stops = relaxed(lists, relevant, relaxation, labels.shape)
+    return _loss(cascade(stops, k), lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
+
+
+def neural_err(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    max_label: float = 4.0,
+    tau: float = 1.0,
+    sinkhorn_iters: int = 30,
+    sinkhorn_tol: float = 1e-6,
+    sort: Sort = neural_sort,
+    samples: int | None = None,
+    beta: float = 0.1,
+    log_scores: bool = True,
+    perturb: str = "paper",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """-ERR@k: `neural_mrr` with the stop probabilities (2^y - 1) / 2^max_label; [..., L] -> scalar.
+
+    Labels above `max_label` count as `max_label`, so that a probability never exceeds one.
+
+    >>> s, y = torch.tensor([0.5, 0.2]), torch.tensor([1, 4])
+    >>> round(neural_err(s, y, tau=0.001).item(), 6)
+    -0.501953
+    """
+    k, max_label = cutoff(k), positive("max_label", max_label)
+    relaxation = Relaxation(
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
+    ).checked(scores)
+    lists = prepare(scores, labels, mask, check)
+    stops = relaxed(lists, stop_chances(lists.labels, lists.mask, max_label), relaxation, labels.shape)
+    return _loss(cascade(stops, k), lists, has_relevant(lists.labels, lists.mask), relaxation, reduction)
+
+
+def neural_precision(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    k: int | None = None,
+    threshold: float = 1.0,
+    tau: float = 1.0,
+    sinkhorn_iters: int = 30,
+    sinkhorn_tol: float = 1e-6,
+    sort: Sort = neural_sort,
+    samples: int | None = None,
+    beta: float = 0.1,
+    log_scores: bool = True,
+    perturb: str = "paper",
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+    reduction: str = "mean",
+    check: bool | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """-precision@k: -(1 / k) sum_{i <= k} q_i, q = scale(P) [y >= threshold]; [..., L] -> scalar.
+
+    It divides by k even where a list is shorter, as trec_eval does; k = None takes the list's length.
+
+    >>> s, y = torch.tensor([0.5, 0.2, 0.1, 0.3]), torch.tensor([0, 1, 0, 1])
+    >>> round(neural_precision(s, y, k=2, tau=0.001).item(), 4)
+    -0.5
+    """
+    k, threshold = cutoff(k), positive("threshold", threshold)
+    relaxation = Relaxation(
+        tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
+    ).checked(scores)
+    lists = prepare(scores, labels, mask, check)
+    relevant = lists.mask & (lists.labels >= threshold)
+    q = relaxed(lists, relevant, relaxation, labels.shape)
+    depth = lists.counts.clamp(min=1) if k is None else k
+    precision = (q * top(q, k)).sum(-1) / depth
+    return _loss(precision, lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
+
+
+def _ndcg(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    k: int | None,
+    gain: Gain,
+    relaxation: Relaxation,
+    reduction: str,
+    check: bool | None,
+    *,
+    transposed: bool,
+) -> Tensor:
+    """NeuralNDCG, or its transposed form: gains by relaxed rank times discounts, or relaxed discounts times gains."""
+    k, relaxation = cutoff(k), relaxation.checked(scores)
+    if relaxation.fused:
+        return fused.neural_ndcg(
+            scores,
+            labels,
+            mask,
+            k=k,
+            tau=relaxation.tau,
+            gain=gain,
+            iters=relaxation.iters,
+            tol=relaxation.tol,
+            transposed=transposed,
+            reduction=reduction,
+            check=check,
+        )
+    lists = prepare(scores, labels, mask, check, gain=gain)
+    relevant = has_relevant(lists.labels, lists.mask)
+    values, teaches = normalised_gains(gains(lists.labels, lists.mask, gain), k, relevant)
+    by_rank = discounts(lists.scores.shape[-1], k, scores.device)
+    moved, others = (by_rank, values) if transposed else (values, by_rank)
+    placed = relaxed(lists, moved, relaxation, labels.shape, transposed=transposed)
+    return _loss((placed * others.to(placed.dtype)).sum(-1), lists, teaches, relaxation, reduction)
+
+
+def _loss(metric: Tensor, lists: Lists, teaches: Tensor, relaxation: Relaxation, reduction: str) -> Tensor:
+    """Minus the metric, mean over samples, reduced over the lists that teach."""
+    return reduce(-metric.mean(0) if relaxation.stochastic else -metric, teaches, lists, reduction)

@@ -1,0 +1,118 @@
+"""Values in relaxed order of the scores: perturb, sort, scale. What every loss of direct.py stands on."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankgrad.checks import flag, non_negative, one_of, positive, whole
+from rankgrad.core.lists import Lists
+from rankgrad.core.noise import check_noise, gumbel, refuse_bad_noise
+from rankgrad.kernels import choose
+from rankgrad.sorting import neural_sort, sinkhorn, sort_values
+
+Sort = Callable[..., Tensor]
+
+
+class Relaxation(NamedTuple):
+    """How the scores are perturbed, sorted and scaled; `rankgrad.losses.neural` says what each field means."""
+
+    tau: float
+    iters: int
+    tol: float
+    sort: Sort
+    samples: int | None
+    beta: float
+    log_scores: bool
+    perturb: str
+    generator: torch.Generator | None
+    noise: Tensor | None
+    backend: str
+
+    @property
+    def fused(self) -> bool:
+        """Whether value and gradient of NeuralNDCG come from one kernel."""
+        return self.backend == "triton" and not self.stochastic
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether a leading dimension of samples exists."""
+        return self.samples is not None or self.noise is not None
+
+    def checked(self, scores: Tensor) -> "Relaxation":
+        """The same with the backend these scores get, or a ValueError that names the argument."""
+        if not callable(self.sort):
+            raise ValueError(f"sort must be a function such as rankgrad.sorting.neural_sort, got {self.sort!r}")
+        samples = None if self.samples is None else whole("samples", self.samples, 1)
+        if self.noise is not None:
+            check_noise(self.noise)
+            if self.noise.dim() == 0 or len(self.noise) == 0 or (samples is not None and len(self.noise) != samples):
+                wanted = "at least one sample" if samples is None else f"{samples} samples as samples= says"
+                raise ValueError(f"noise must have {wanted}, got shape {tuple(self.noise.shape)}")
+        one_of("perturb", self.perturb, ("paper", "allrank"))
+        flag("log_scores", self.log_scores)
+        if self.sort is not neural_sort:
+            if one_of("backend", self.backend, ("auto", "torch", "triton")) == "triton":
+                raise ValueError("backend='triton' has kernels for sort=neural_sort alone; use backend='auto'")
+            backend = "torch"
+        elif isinstance(scores, Tensor):
+            backend = choose(self.backend, scores)
+        else:
+            backend = "torch"  # `prepare` refuses such scores
+        return self._replace(
+            tau=positive("tau", self.tau),
+            iters=whole("sinkhorn_iters", self.iters, 0),
+            tol=non_negative("sinkhorn_tol", self.tol),
+            samples=samples,
+            beta=non_negative("beta", self.beta),
+            backend=backend,
+        )
+
+
+def relaxed(
+    lists: Lists, values: Tensor, relaxation: Relaxation, shape: torch.Size, *, transposed: bool = False
+) -> Tensor:
+    """scale(P) values, or scale(P^T) values; samples are a new leading dimension."""
+    scores, mask = lists.scores, lists.mask
+    if relaxation.stochastic:
+        scores = _perturbed(lists, relaxation, shape)  # [S, ..., L]
+        mask = mask.expand_as(scores)
+    values = values.to(scores.dtype).expand_as(scores)
+    tau, iters, tol = relaxation.tau, relaxation.iters, relaxation.tol
+    if relaxation.sort is neural_sort:
+        return sort_values(
+            scores, values, mask, tau=tau, iters=iters, tol=tol, transposed=transposed, backend=relaxation.backend
+        )
+    matrix = relaxation.sort(scores, mask, tau=tau)
+    if not isinstance(matrix, Tensor) or matrix.shape != (*scores.shape, scores.shape[-1]):
+        came = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
+        raise ValueError(f"sort must return a matrix [..., L, L] for scores {tuple(scores.shape)}, got {came}")
+    scaled = sinkhorn(matrix.mT if transposed else matrix, iters=iters, tol=tol)
+    return (scaled * values[..., None, :]).sum(-1)
+
+
+def _perturbed(lists: Lists, relaxation: Relaxation, shape: torch.Size) -> Tensor:
+    """Noisy copies of the scores, [S, ..., L]; `shape` is that of the caller's labels, which noise must repeat."""
+    scores, mask, beta = lists.scores, lists.mask, relaxation.beta
+    if relaxation.noise is None:
+        assert relaxation.samples is not None
+        noise = gumbel((relaxation.samples, *scores.shape), scores, relaxation.generator)
+    else:
+        if relaxation.noise.shape[1:] != shape:
+            raise ValueError(
+                f"noise must have the shape [S, ...] with the scores' {tuple(shape)} after the samples, "
+                f"got {tuple(relaxation.noise.shape)}"
+            )
+        noise = relaxation.noise.detach().to(scores.dtype)
+        noise = noise if shape[-1] else noise.new_zeros(len(noise), *scores.shape)
+        refuse_bad_noise(noise, mask)
+    noise = beta * torch.where(mask, noise, 0.0)
+    if not relaxation.log_scores:
+        return torch.where(mask, scores + noise, 0.0)
+    lowest = scores.masked_fill(~mask, torch.finfo(scores.dtype).max).amin(-1, keepdim=True)
+    # The lowest score's own shift is constant: letting 1 / eps enter its gradient only to cancel would drown the rest.
+    at_lowest = ~mask | (scores <= lowest)
+    shifted = torch.where(at_lowest, 1e-10, scores - lowest + 1e-10)
+    scale = beta if relaxation.perturb == "paper" else 1.0
+    return torch.where(mask, scale * shifted.log() + noise, 0.0)

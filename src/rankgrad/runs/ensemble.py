@@ -1,0 +1,87 @@
+"""Several runs as one ranker: the mean of their scores, standardised within each list. Room 5, its last floor.
+
+Scores of different losses and seeds live on different scales, and only their order and spacing within a list mean
+anything; standardised, each run has the same say in every list.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.training.evaluate import judge
+from rankgrad.runs.run import Run
+
+
+def mean_of_standardised(scores: Sequence[ArrayLike], offsets: ArrayLike) -> NDArray[np.float64]:
+    """The mean over rankers of (s - mean) / deviation within each list; a list whose scores are all equal gives 0.
+
+    `scores` holds one vector [N] per ranker, `offsets` [Q + 1] cuts it into lists; the deviation is the population's.
+
+    >>> mean_of_standardised([[1, 3, 7, 7], [10, 10, 2, 6]], offsets=[0, 2, 4]).tolist()
+    [-0.5, 0.5, -0.5, 0.5]
+    """
+    starts = np.asarray(offsets)[:-1]
+    lengths = np.diff(offsets)
+    total = np.zeros(int(lengths.sum()))
+    if not len(scores):
+        raise ValueError("there are no scores to take the mean of; expected those of at least one ranker")
+    for of_ranker in scores:
+        values = np.asarray(of_ranker, dtype=np.float64)
+        if values.shape != total.shape:
+            raise ValueError(f"scores have shape {list(values.shape)}; expected one for each of {len(total)} documents")
+        if not np.isfinite(values).all():
+            raise ValueError("the scores of a ranker are not finite; expected finite scores; look at its features")
+        # From 0 to 1 first: equal scores become exactly 0, and no square is too large or too small.
+        low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+        values = (values - np.repeat(low, lengths)) / np.repeat(np.where(high > low, high - low, 1.0), lengths)
+        centred = values - np.repeat(np.add.reduceat(values, starts) / lengths, lengths)
+        variance = np.add.reduceat(centred**2, starts) / lengths
+        total += centred / np.repeat(np.sqrt(np.where(variance > 0, variance, 1.0)), lengths)
+    return total / len(scores)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Finished runs that score lists together; read, score and evaluate are those of a `Run`."""
+
+    runs: tuple[Run, ...]
+
+    @classmethod
+    def open(cls, folders: Sequence[Path]) -> "Ensemble":
+        """Load the runs, each once; they must have been trained on the same features."""
+        places = [folder.resolve() for folder in folders]
+        twice = next((folder for folder, place in zip(folders, places) if places.count(place) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is given twice; expected different runs, each with one say; leave one out")
+        runs = tuple(Run.open(folder) for folder in folders)
+        for other in runs[1:]:
+            if (other.features, other.feature_names) != (runs[0].features, runs[0].feature_names):
+                named = ", with names and without" if {runs[0].feature_names, other.feature_names} > {None} else ""
+                raise ValueError(
+                    f"{runs[0].folder} and {other.folder} were trained on different features ({runs[0].features} and "
+                    f"{other.features} of them{named}); expected the same columns in the same order; rank with one of them"
+                )
+        return cls(runs)
+
+    def read(self, source: str, *, split: str = "test", labelled: bool = True) -> RankingDataset:
+        """Lists of the width these models expect; of data in folds, all runs must be of the same one."""
+        folds = {run.config.data.fold: run.folder for run in self.runs}
+        if len(folds) > 1 and Path(source).is_dir():
+            first, second, *_ = folds
+            raise ValueError(
+                f"{folds[first]} is of fold {first} and {folds[second]} of fold {second}; expected runs of one fold, "
+                f"because one has seen the others' {split} lists; give a single file to rank it with all of them"
+            )
+        return self.runs[0].read(source, split=split, labelled=labelled)
+
+    def score(self, data: RankingDataset) -> np.ndarray:
+        """One score per document, in the dataset's order, [N] float32."""
+        return mean_of_standardised([run.score(data) for run in self.runs], data.offsets).astype(np.float32)
+
+    def evaluate(self, data: RankingDataset, metrics: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
+        """Per-query metrics, [Q], NaN at empty queries; those of the first run's configuration if none are named."""
+        return judge(self.score(data), data, metrics or self.runs[0].config.train.metrics)

@@ -1,0 +1,97 @@
+"""The lists of a run: read, a part held out where there is no validation split, scaled, shared between processes.
+
+Room 5: imports data, checkpoint, config, evaluate and processes. The test split is scaled like the others and otherwise left alone.
+"""
+
+import contextlib
+import dataclasses
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.load import Columns, read_splits
+from rankgrad.data.scaling import Scaling, fit_scaling
+from rankgrad.files import load_tensors, save_tensors
+from rankgrad.training import distributed as processes
+from rankgrad.training.config import Config
+from rankgrad.training.evaluate import expect_gains
+
+ScaledSplits = tuple[dict[str, RankingDataset], Scaling, str]  # by name, how they were scaled, a fingerprint
+
+
+def shared_splits(config: Config, out: Path, world: int) -> ScaledSplits:
+    """The splits, scaled. Of several processes the first of a machine reads the text; the others map what it made."""
+    if world == 1:
+        return load_splits(config)
+    local, number = processes.machine()
+    folder = out / f".scaled-{number}"
+    if local == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        save_scaled(folder, *load_splits(config))
+    processes.wait_for_all()
+    lent = open_scaled(folder)
+    processes.wait_for_all()
+    if local == 0:
+        shutil.rmtree(folder)  # the mapped files live on until the last process lets go of them
+        with contextlib.suppress(OSError):  # on another machine the folder was made for this alone
+            out.rmdir()
+    return lent
+
+
+def save_scaled(folder: Path, splits: dict[str, RankingDataset], scaling: Scaling, fingerprint: str) -> None:
+    """Write what `load_splits` gives; scaling.safetensors comes last, so that its presence means all is there."""
+    for name, split in splits.items():
+        split.save(folder / name)
+    state = {name: torch.from_numpy(np.array(value)) for name, value in scaling.to_state().items()}
+    save_tensors(folder / "scaling.safetensors", state, {"splits": list(splits), "fingerprint": fingerprint})
+
+
+def open_scaled(folder: Path) -> ScaledSplits:
+    """What `save_scaled` wrote, memory-mapped."""
+    tensors, facts = load_tensors(
+        folder / "scaling.safetensors", "; put a copy of it back, or begin again in another folder"
+    )
+    scaling = Scaling.from_state({name: tensor.numpy() for name, tensor in tensors.items()})
+    return {name: RankingDataset.open(folder / name) for name in facts["splits"]}, scaling, facts["fingerprint"]
+
+
+def hold_out(data: RankingDataset, share: float, seed: int) -> tuple[RankingDataset, RankingDataset]:
+    """Two parts of two queries or more: one to train, and a share, at least one query, to judge epochs by."""
+    judges = min(max(1, round(share * len(data))), len(data) - 1)
+    fitted, held_out = data.split([len(data) - judges, judges], seed=seed)
+    return fitted, held_out
+
+
+def load_splits(config: Config) -> ScaledSplits:
+    """The splits scaled by what the train split shows, and a fingerprint of them as they were read."""
+    columns = Columns(config.data.label, config.data.qid, config.data.weight)
+    splits = read_splits(config.data.path, fold=config.data.fold, columns=columns)
+    if "vali" not in splits:
+        share, train_set = config.data.validation, splits.pop("train")
+        if len(train_set) < 2:
+            raise ValueError(
+                f"{config.data.path} has one query; expected at least two, one to train and one to validate"
+            )
+        fitted, validation = hold_out(train_set, share, config.train.seed)
+        splits = {"train": fitted, "vali": validation, **splits}
+    for split in splits.values():
+        expect_gains(split, "the NDCG that every run records")
+    scaling = fit_scaling(splits["train"], config.data.scaling)
+    fingerprint = " ".join(_fingerprint(splits[name]) for name in ("train", "vali"))
+    return {name: scaled(data, scaling) for name, data in splits.items()}, scaling, fingerprint
+
+
+def scaled(data: RankingDataset, scaling: Scaling) -> RankingDataset:
+    """The same lists with scaled features."""
+    return dataclasses.replace(data, features=scaling.apply(data.features))
+
+
+def _fingerprint(data: RankingDataset) -> str:
+    """Enough of the data to notice that it is not the same: sizes, labels, list lengths, weights, a thousand rows."""
+    rows = data.features[:: max(1, len(data.features) // 1000)]
+    arrays = [data.labels, data.offsets, np.ascontiguousarray(rows), *([] if data.weights is None else [data.weights])]
+    return f"{data.features.shape} " + "".join(f"{zlib.crc32(array.tobytes()):08x}" for array in arrays)

@@ -1,0 +1,112 @@
+"""Which path the steps of a run take: what [train] asks for, what the machine and the model allow. Room 5.
+
+    resident   the train split lies in the device's memory; else its batches are gathered by a thread and copied, ahead of time
+    pack       lists end to end without padding (data/packing.py)
+    compile    the model by torch.compile; packed Transformers have kernels of their own, which are faster
+    graph      the step recorded as CUDA graphs (capture.py)
+
+Each is "auto", true or false. "auto" is on where it works and pays; true is an error where it cannot work. Results agree.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from rankgrad import kernels
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.models import Transformer
+from rankgrad.training.config import Train
+
+CHOICES = ("resident", "pack", "compile", "graph")
+SHARE = 0.6  # of the device's free memory that the train split may take
+STEPS = 20_000  # fewer do not repay compiling: half a millisecond a step, 15 to 30 seconds, of a Transformer before it had kernels
+
+
+class Path(NamedTuple):
+    """What is on, and for each that is off, why."""
+
+    resident: bool
+    pack: bool
+    compile: bool
+    graph: bool
+    why_not: dict[str, str]
+
+    def without(self, **reasons: str) -> "Path":
+        """The same with those off that have a reason."""
+        off = {name: reason for name, reason in reasons.items() if reason}
+        return self._replace(**dict.fromkeys(off, False), why_not=self.why_not | off)
+
+
+def choose_path(
+    settings: Train, model: nn.Module, data: RankingDataset, device: torch.device, *, steps: int, world: int = 1
+) -> Path:
+    """The path of a run of `steps` steps in all."""
+    cannot = obstacles(model, device) | {"resident": _too_large(data, device)}
+    if world > 1:
+        shared = f"it works for one process, and {world} share this run"
+        cannot |= {"pack": shared, "compile": shared, "graph": shared}
+    expected = _discouraged(cannot, device)
+    chosen: dict[str, Any] = {}
+    why_not = {}
+    for name in CHOICES:
+        wish = getattr(settings, name)
+        if name == "compile" and not expected[name]:  # after pack, on which it depends
+            expected[name] = _needless(model, steps, packed=chosen["pack"])
+        if wish is True and cannot[name]:
+            raise ValueError(f"train.{name} = true cannot be done here: {cannot[name]}; say 'auto' or false")
+        reason = "" if wish is True else "not asked for" if wish is False else expected[name]
+        chosen[name] = not reason
+        if reason:
+            why_not[name] = reason
+    return Path(**chosen, why_not=why_not)
+
+
+def obstacles(model: nn.Module, device: torch.device) -> dict[str, str]:
+    """What keeps a machine from each of them, whatever the data; empty where nothing does.
+
+    >>> obstacles(nn.Linear(1, 1), torch.device("cpu"))["graph"]
+    'CUDA graphs need a CUDA device'
+    """
+    return {
+        "resident": "",
+        "pack": _not_packable(model, device),
+        "compile": kernels.why_no_compiler(device),
+        "graph": "" if device.type == "cuda" else "CUDA graphs need a CUDA device",
+    }
+
+
+def expectations(model: nn.Module, device: torch.device) -> dict[str, str]:
+    """What "auto" leaves off on a machine and why, whatever the data; empty where it is on."""
+    reasons = _discouraged(obstacles(model, device), device)
+    return reasons | {"compile": reasons["compile"] or _needless(model, STEPS, packed=not reasons["pack"])}
+
+
+def _discouraged(cannot: dict[str, str], device: torch.device) -> dict[str, str]:
+    """What cannot be done, and what does not pay on a device."""
+    on_cpu = "" if device.type == "cuda" else "it does not pay on the CPU"
+    return {name: reason or (on_cpu if name in ("pack", "compile") else "") for name, reason in cannot.items()}
+
+
+def _needless(model: nn.Module, steps: int, *, packed: bool) -> str:
+    """Why a model need not be compiled that could be; empty if it pays."""
+    if packed and isinstance(model, Transformer):
+        return "a packed Transformer has faster kernels"
+    return "" if steps >= STEPS else f"{steps} steps do not repay the time it takes"
+
+
+def _too_large(data: RankingDataset, device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    free, _ = torch.cuda.mem_get_info(device)
+    if data.features.nbytes <= SHARE * free:
+        return ""
+    return f"the features take {data.features.nbytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of the device are free"
+
+
+def _not_packable(model: nn.Module, device: torch.device) -> str:
+    if not hasattr(model, "packed"):
+        return f"{type(model).__name__} has no method packed(features, lists)"
+    if isinstance(model, Transformer) and device.type == "cuda":
+        return kernels.why_no_attention(device, model.head)
+    return ""

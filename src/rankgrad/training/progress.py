@@ -1,0 +1,102 @@
+"""What training looks like: a live bar on a terminal, a line per epoch elsewhere. Room 6.
+
+Everything goes to stderr, so that stdout holds nothing but what was asked for. Where stderr is not a terminal there is
+never an escape code. Imports config and train.
+"""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
+from rankgrad.training.config import Config
+from rankgrad.training.loop import Epoch, Step
+
+
+def make_bar(*columns: ProgressColumn, quiet: bool, transient: bool = False) -> Progress:
+    """A progress display that stays out of sight unless stderr is a terminal whose cursor can be moved."""
+    seen = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return Progress(
+        *columns, console=Console(stderr=True), disable=quiet or not seen, transient=transient, expand=not transient
+    )
+
+
+def watch(events: Iterable[Step | Epoch], config: Config, *, quiet: bool = False, title: str = "epoch") -> None:
+    """Run the training behind `events` to its end and show how it goes: loss, metric, speed, time left."""
+    epochs, metric, pace = config.train.epochs, config.train.metric, Pace()
+    numbers = TextColumn("{task.fields[numbers]}", markup=False)
+    bar = make_bar(
+        TextColumn("{task.description}"), BarColumn(bar_width=None), numbers, TimeRemainingColumn(), quiet=quiet
+    )
+    loss, value, finished = "", "", 0
+    with bar:
+        task = bar.add_task(f"{title} 0/{epochs}", total=None, numbers="reading the data")
+        for event in events:
+            if isinstance(event, Step):
+                if pace.first is None:  # a jump that is no progress of this session: the bar's clock starts here
+                    bar.reset(task, total=epochs * event.steps, completed=event.epoch * event.steps)
+                pace.count(event)
+                finished = event.epoch
+                loss = "" if event.loss is None else f"loss {event.loss:.4f}"
+            else:
+                finished = event.epoch
+                loss, value = _loss(event), f"{metric} {event.metric:.4f}"
+                if event.stop:
+                    bar.update(task, total=pace.done)
+                if bar.disable and not quiet:
+                    print(_line(event, config, pace, title), file=sys.stderr, flush=True)
+            shown = filter(None, (loss, value, pace.speed()))
+            bar.update(task, description=f"{title} {finished}/{epochs}", completed=pace.done, numbers=" ".join(shown))
+
+
+class Pace:
+    """How fast lists go by and how long the rest will take, validation included, reading the data left out."""
+
+    def __init__(self) -> None:
+        self.lists = 0  # since the clock was started
+        self.first: int | None = None  # steps done when the clock was started
+        self.started = 0.0
+        self.done = self.steps = 0
+
+    def count(self, step: Step) -> None:
+        """Take note of a step; the first starts the clock, wherever in a resumed run it is."""
+        self.steps, self.done = step.steps, step.epoch * step.steps + step.step
+        if self.first is None:
+            self.first, self.started = self.done, time.perf_counter()
+        else:
+            self.lists += step.lists
+
+    def speed(self) -> str:
+        """Lists per second, or nothing before the second step."""
+        return f"{self.lists / (time.perf_counter() - self.started):,.0f} lists/s" if self.lists else ""
+
+    def left(self, epochs: int) -> str:
+        """The time until the last epoch ends, unless early stopping comes first."""
+        seconds = self._seconds_per_step()
+        return f"{(epochs * self.steps - self.done) * seconds:.0f} s left" if seconds else ""
+
+    def _seconds_per_step(self) -> float:
+        steps = self.done - (self.first or 0)
+        return (time.perf_counter() - self.started) / steps if steps else 0.0
+
+
+def _loss(epoch: Epoch) -> str:
+    if math.isnan(epoch.loss):
+        return "no step was taken" if epoch.skipped else "no list taught anything"
+    return f"loss {epoch.loss:.4f}"
+
+
+def _line(epoch: Epoch, config: Config, pace: Pace, title: str) -> str:
+    parts = (
+        f"{title} {epoch.epoch}/{config.train.epochs}",
+        _loss(epoch),
+        f"vali {config.train.metric} {epoch.metric:.4f}{' best' if epoch.best else ''}",
+        f"{epoch.skipped} step{'s' * (epoch.skipped > 1)} skipped" if epoch.skipped else "",
+        pace.speed(),
+        "stopped early" if epoch.stop else pace.left(config.train.epochs),
+    )
+    return "  ".join(filter(None, parts))

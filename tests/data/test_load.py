@@ -1,0 +1,162 @@
+"""From what a person names as data to lists."""
+
+import numpy as np
+import pytest
+
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.load import Columns, check_source, read_lists, read_splits
+from rankgrad.data.prepare import prepare
+from rankgrad.data.synthetic import synthetic
+
+TEXT = "2 qid:{q} 1:0.5 3:{x}\n0 qid:{q} 2:4\n1 qid:{r} 1:3\n"
+TABLE = "qid,label,bm25,clicks\n{q},2,0.5,{x}\n{q},0,4,0\n{r},1,3,1\n"
+
+
+def write(folder, names, pattern=TEXT):
+    folder.mkdir(exist_ok=True)
+    for number, name in enumerate(names):
+        (folder / name).write_text(pattern.format(q=2 * number, r=2 * number + 1, x=number))
+    return str(folder)
+
+
+def ids(splits):
+    return {split: data.query_ids.tolist() for split, data in splits.items()}
+
+
+def test_synthetic_needs_no_file():
+    splits = read_splits("synthetic:tiny")
+    assert list(splits) == ["train", "vali", "test"]
+    assert np.array_equal(splits["vali"].features, synthetic("tiny", "vali").features)
+    assert np.array_equal(read_lists("synthetic:tiny").labels, synthetic("tiny", "test").labels)
+    check_source("synthetic")
+    for call in (read_splits, read_lists, check_source):
+        with pytest.raises(ValueError, match="no synthetic data of size 'huge'; expected one of tiny, small"):
+            call("synthetic:huge")
+
+
+def test_a_file_is_the_train_split_and_all_there_is_to_rank(tmp_path):
+    write(tmp_path, ["mine.txt"])
+    write(tmp_path, ["mine.csv"], TABLE)
+    for name in ("mine.txt", "mine.csv"):
+        source = str(tmp_path / name)
+        check_source(source)
+        assert ids(read_splits(source)) == {"train": [0, 1]}
+        assert read_lists(source).query_ids.tolist() == [0, 1]
+
+
+def test_folders_of_texts_of_tables_and_of_saved_data(tmp_path):
+    texts = write(tmp_path / "texts", ["train.txt", "vali.txt", "test.txt"])
+    tables = write(tmp_path / "tables", ["train.csv", "valid.csv", "test.csv"], TABLE)
+    saved = tmp_path / "saved"
+    for split, data in read_splits(texts).items():
+        data.save(saved / split)
+    for source in (texts, tables, str(saved)):
+        check_source(source)
+        assert ids(read_splits(source)) == {"train": [0, 1], "vali": [2, 3], "test": [4, 5]}
+        assert read_lists(source, split="vali").query_ids.tolist() == [2, 3]
+    assert read_lists(str(saved / "test")).query_ids.tolist() == [4, 5]
+    assert ids(read_splits(str(saved / "test"))) == {"train": [4, 5]}
+
+
+def test_a_prepared_folder_without_its_summary_is_incomplete(tmp_path):
+    texts = write(tmp_path / "texts", ["train.txt", "vali.txt", "test.txt"])
+    folder = prepare(texts).folder
+    assert list(read_splits(str(folder))) == ["train", "vali", "test"]
+    part = RankingDataset.open(folder / "train").select([0])
+    part.save(tmp_path / "mine" / "train")  # made from prepared data, but a person's own
+    assert list(read_splits(str(tmp_path / "mine"))) == ["train"]
+    (folder / "summary.txt").unlink()
+    for call in (read_splits, read_lists, check_source):
+        with pytest.raises(ValueError, match=r"its summary.txt is missing, .* incomplete; .* prepare the data again"):
+            call(str(folder))
+
+
+def test_endings_may_be_in_capitals(tmp_path):
+    write(tmp_path, ["train.CSV", "test.Csv"], TABLE)
+    assert ids(read_splits(str(tmp_path))) == {"train": [0, 1], "test": [2, 3]}
+    assert read_lists(str(tmp_path / "test.Csv")).feature_names == ("bm25", "clicks")
+
+
+def test_splits_that_somebody_saved_need_no_summary(tmp_path):
+    for split in ("train", "test"):
+        synthetic("tiny", split).save(tmp_path / split)
+    assert [len(data) for data in read_splits(str(tmp_path)).values()] == [30, 10]
+
+
+def test_only_the_split_that_is_asked_for_is_read(tmp_path):
+    texts = write(tmp_path / "texts", ["train.txt", "vali.txt", "test.txt"])
+    tables = write(tmp_path / "tables", ["train.csv", "test.csv"], TABLE)
+    (tmp_path / "texts" / "vali.txt").write_text("this is no data")
+    (tmp_path / "tables" / "train.csv").write_text("nor is this")
+    assert read_lists(texts, features=3).query_ids.tolist() == [4, 5]
+    assert read_lists(tables).query_ids.tolist() == [2, 3]
+
+
+def test_what_is_missing_is_named(tmp_path):
+    for call in (read_splits, read_lists, check_source):
+        with pytest.raises(ValueError, match=r"nowhere does not exist; expected a file or folder .* check the path"):
+            call(str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    for call in (read_splits, check_source):
+        with pytest.raises(ValueError, match="holds no training file"):
+            call(str(tmp_path / "empty"))
+    tables = write(tmp_path / "tables", ["vali.csv", "test.csv"], TABLE)
+    with pytest.raises(ValueError, match="has no train split; it has vali, test; add one"):
+        read_splits(tables)
+    with pytest.raises(ValueError, match="has no split 'dev'; it has vali, test; choose one of them"):
+        read_lists(tables, split="dev")
+    write(tmp_path / "tables", ["valid.csv"], TABLE)
+    with pytest.raises(ValueError, match=r"vali\.csv and valid\.csv may both be meant"):
+        read_splits(tables)
+
+
+def test_text_is_widened_to_the_model_and_never_cut(tmp_path):
+    source = write(tmp_path / "texts", ["train.txt", "test.txt"])
+    assert read_lists(source, features=5).features.shape == (3, 5)
+    assert read_lists(f"{source}/test.txt", features=5).features.shape == (3, 5)
+    with pytest.raises(ValueError, match=r"test.txt:1"):
+        read_lists(source, features=2)
+    with pytest.raises(ValueError, match="has 136 features; the model expects 5"):
+        read_lists("synthetic:tiny", features=5)
+
+
+def test_columns_of_a_table_are_taken_by_name(tmp_path):
+    other = "clicks,note,qid,bm25,label\n7,1,0,0.5,2\n8,1,0,4,0\n"
+    write(tmp_path, ["a.csv"], other)
+    data = read_lists(str(tmp_path / "a.csv"), features=2, names=("bm25", "clicks"))
+    assert data.features.tolist() == [[0.5, 7], [4, 8]]
+    with pytest.raises(ValueError, match="title"):
+        read_lists(str(tmp_path / "a.csv"), features=2, names=("bm25", "title"))
+    data.save(tmp_path / "saved")
+    assert read_lists(str(tmp_path / "saved"), names=("bm25", "clicks")).features.tolist() == [[0.5, 7], [4, 8]]
+    with pytest.raises(
+        ValueError, match="not those the model was trained on, or in another order; expected clicks, bm25"
+    ):
+        read_lists(str(tmp_path / "saved"), names=("clicks", "bm25"))
+
+
+def test_splits_with_different_columns_are_refused(tmp_path):
+    tables = write(tmp_path / "tables", ["train.csv"], TABLE)
+    write(tmp_path / "tables", ["test.csv"], TABLE.replace("bm25,clicks", "clicks,bm25"))
+    with pytest.raises(ValueError, match="the splits train and test of .* have different features"):
+        read_splits(tables)
+    RankingDataset([[1.0]], [1], [0, 1], [1]).save(tmp_path / "saved" / "train")
+    RankingDataset([[1.0, 2.0]], [1], [0, 1], [1]).save(tmp_path / "saved" / "vali")
+    with pytest.raises(ValueError, match="the splits train and vali of .* have different features"):
+        read_splits(str(tmp_path / "saved"))
+
+
+def test_tables_may_call_their_columns_otherwise(tmp_path):
+    other = TABLE.replace("qid,label,bm25", "query,grade,importance").replace(",0.5,", ",2,").replace(",4,", ",2,")
+    folder, columns = (
+        write(tmp_path / "tables", ["train.csv", "test.csv"], other),
+        Columns("grade", "query", "importance"),
+    )
+    for data in (read_splits(folder, columns=columns)["train"], read_lists(f"{folder}/train.csv", columns=columns)):
+        assert (data.query_ids.tolist(), data.labels.tolist()) == ([0, 1], [2, 0, 1])
+        assert (data.feature_names, data.weights.tolist()) == (("clicks",), [2, 3])
+    assert read_lists(folder, columns=columns).query_ids.tolist() == [2, 3]
+    with pytest.raises(
+        ValueError, match=r"has no column 'label'; .*or name it: label= in Python, --set data.label= in"
+    ):
+        read_splits(folder)

@@ -1,0 +1,524 @@
+"""A report says what the runs' files say, escapes every string, needs nothing else, and is readable in a real browser."""
+
+import dataclasses
+import html
+import html.parser
+import itertools
+import json
+import os
+import re
+import sys
+
+import numpy as np
+import pytest
+from browser import Browser, needs_browser
+
+from rankgrad import report
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.files import load_tensors, save_tensors
+from rankgrad.report.gather import names, read_entries
+from rankgrad.report.numbers import by_count, contests, headline, metric_table
+from rankgrad.runs import run
+from rankgrad.runs.folder import keep, kept, with_curve
+from rankgrad.runs.significance import bootstrap_interval, compare, holm
+from rankgrad.training.config import Config, Data, Loss, Model, Train
+from rankgrad.training.evaluate import judge, summarise
+
+METRICS = ("ndcg@5", "ndcg@10", "map")
+CONFIG = Config(
+    data=Data("synthetic:tiny"),
+    model=Model(kind="linear"),
+    train=Train(epochs=2, batch_size=8, threads=1, device="cpu"),
+)
+EVIL = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)> \u202e\U0001f600 é"
+
+
+def lists(queries=12, seed=0, ids=None):
+    """Lists of 3 to 14 documents; every fourth is empty."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, 15, queries)
+    labels = rng.integers(0, 3, lengths.sum())
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    for query in range(0, queries, 4):
+        labels[offsets[query] : offsets[query + 1]] = 0
+    ids = list(range(queries)) if ids is None else ids
+    return RankingDataset(np.zeros((len(labels), 1)), labels, offsets, ids)
+
+
+def made(folder, of=None, noise=0, *, metrics=METRICS, split="test", history=True, config=CONFIG, **said):
+    """A run folder with everything a report reads, without training: scores are labels and noise."""
+    data = lists() if of is None else of
+    rng = np.random.default_rng(noise)
+    values = judge(data.labels + rng.normal(size=len(data.labels)), data, with_curve(metrics))
+    folder.mkdir(parents=True)
+    keep(folder, split, data, values, metrics)
+    (folder / "config.toml").write_text(run.dumps(config), encoding="utf-8")
+    if history:
+        epochs = [{"epoch": e, "loss": 1 / e, "metric": 0.5 + 0.1 * e, "best": True, "lr": 0.1} for e in (1, 2, 3)]
+        (folder / "history.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in epochs))
+    facts = {
+        "loss": config.loss.name,
+        "metrics": {split: summarise({name: values[name] for name in metrics})},
+        "convention": "gain 2^y - 1",
+        "splits": {split: {"queries": len(data), "documents": len(data.labels), "empty_queries": 3}},
+        "data": "somewhere",
+        "seed": noise,
+        "best_epoch": 2,
+        "epochs": 3,
+        "seconds": 1.25,
+        "commit": "abc",
+        "versions": {"rankgrad": "0"},
+        "machine": {"device": "cpu"},
+        **said,
+    }
+    (folder / "report.json").write_text(json.dumps(facts))
+    return folder
+
+
+def aged(folder):
+    """The same folder as an older version wrote it: metrics per query and nothing else."""
+    tensors, facts = load_tensors(folder / "queries.safetensors")
+    del facts["cutoffs"]
+    save_tensors(folder / "queries.safetensors", {name: tensors[name] for name in facts["metrics"]}, facts)
+    return folder
+
+
+class Outline(html.parser.HTMLParser):
+    """Elements with their attributes, and the text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.elements, self.text = [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def page(*folders, out=None, **options):
+    file = out or folders[0].parent / f"report{len(list(folders[0].parent.iterdir()))}.html"
+    assert report.write(folders, file, **options) == file.stat().st_size
+    return file.read_text(encoding="utf-8")
+
+
+def words(text):
+    """Text without the places where a name may break."""
+    return " ".join(re.sub(r"<wbr>", "", text).split())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two runs as training leaves them."""
+    folder = tmp_path_factory.mktemp("trained")
+    for name in ("neural_ndcg@10", "listnet"):
+        run.begin(dataclasses.replace(CONFIG, loss=Loss(name)), folder / name)
+        list(run.advance(folder / name))
+    return [folder / "neural_ndcg@10", folder / "listnet"]
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_the_means_of_the_reports_and_the_tests_of_compare(trained, tmp_path):
+    text = words(page(*trained, out=tmp_path / "r.html"))
+    left = [kept(folder) for folder in trained]
+    said = [json.loads((folder / "report.json").read_text()) for folder in trained]
+    for metric in CONFIG.train.metrics:
+        table = re.search(rf"<caption><strong>{metric}</strong>.*?</table>", text)[0]
+        rows = re.findall(r"<tr><th scope=\"row\">.*?</tr>", table)
+        assert len(rows) == 2
+        for row, facts, own in zip(rows, said, left):
+            cells = re.findall(r"<td>(.*?)</td>", row)
+            for cell, (rule, mean), empty in zip(cells, facts["metrics"]["test"][metric].items(), (1.0, 0.0, np.nan)):
+                assert re.sub("<small>.*|</?strong>", "", cell) == f"{mean:.4f}", rule
+                counted = np.where(np.isnan(own.metrics[metric]), empty, own.metrics[metric])
+                low, high = bootstrap_interval(counted, rounds=2_000)
+                assert f"<small>{low:.3f}–{high:.3f}</small>" in cell
+        found = compare(left[1].metrics[metric], left[0].metrics[metric])
+        difference, p = re.findall(r"<td>(.*?)</td>", rows[1])[-2:]
+        assert difference.startswith(f"{found.difference:+.4f}".replace("-", "−"))
+        assert p == ("<0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}")
+    for name in ("neural_ndcg@10", "listnet", "synthetic:tiny", said[0]["versions"]["torch"]):
+        assert name in text
+    assert "10 test queries of synthetic:tiny, 1 without a relevant document" in text
+
+
+def test_p_values_are_corrected_over_the_runs_of_a_table(tmp_path):
+    entries = read_entries([made(tmp_path / f"r{seed}", lists(40), seed) for seed in range(4)])
+    values = [entry.judged.metrics["map"] for entry in entries]
+    rows = metric_table(entries, "map")
+    assert [row.p for row in rows[1:]] == holm([compare(own, values[0]).p_value for own in values[1:]])
+    assert np.isnan(rows[0].p) and rows[0].against is None
+
+
+def test_the_summary_names_the_best_and_what_is_better_worse_or_open(tmp_path):
+    data = lists(60)
+    folders = [
+        made(tmp_path / name, data, seed) for name, seed in (("middling", 1), ("alike", 2), ("good", 3), ("bad", 4))
+    ]
+    for folder, shift in ((folders[2], 0.3), (folders[3], -0.3)):
+        tensors, facts = load_tensors(folder / "queries.safetensors")
+        base = load_tensors(folders[0] / "queries.safetensors")[0]["ndcg@10"]
+        save_tensors(folder / "queries.safetensors", tensors | {"ndcg@10": base + shift}, facts)
+    text = words(html.unescape(page(*folders)))
+    assert "good has the highest ndcg@10" in text
+    assert "(p < 0.05 after Holm's correction) better: good; worse: bad; no difference shown: alike." in text
+
+
+def test_groups_of_queries_cover_every_query_that_counts_once():
+    rng = np.random.default_rng(0)
+    for counts in (rng.integers(1, 60, 500), np.full(7, 10), np.array([1, 1, 1, 9]), np.array([3])):
+        values = rng.random(len(counts))
+        values[: len(counts) // 5] = np.nan
+        bins = by_count(counts, [values, values])
+        assert sum(found.queries for found in bins) == np.isfinite(values).sum()
+        assert 1 <= len(bins) <= 5
+        for found, after in itertools.pairwise(bins):
+            assert found.high < after.low
+        total = sum(found.queries * found.means[1].mean for found in bins)
+        assert total == pytest.approx(np.nansum(values))
+    assert [found.queries for found in by_count(np.arange(100), [rng.random(100)])] == [20] * 5
+
+
+def test_the_queries_won_and_lost_most_are_those_of_the_largest_differences(tmp_path):
+    folders = [made(tmp_path / f"r{seed}", lists(40), seed) for seed in (0, 1)]
+    entries = read_entries(folders)
+    first, second = (entry.judged.metrics["ndcg@10"] for entry in entries)
+    (contest,) = contests(entries, "ndcg@10", metric_table(entries, "ndcg@10"))
+    order = [query for query in np.argsort(first - second, kind="stable") if np.isfinite(first[query])]
+    assert [row.query for row in contest.won] == order[:5]
+    assert [row.query for row in contest.lost] == order[::-1][:5]
+    row, data = contest.won[0], lists(40)
+    assert (row.first, row.other) == (first[row.query], second[row.query])
+    assert row.documents == data.lengths[row.query]
+    assert row.relevant == (data.labels[data.offsets[row.query] : data.offsets[row.query + 1]] > 0).sum()
+    text = words(page(*folders))
+    assert f"<bdi>{row.query}</bdi></th><td>{row.other - row.first:+.4f}</td><td>{row.other:.4f}</td>" in text
+
+
+def test_without_ndcg_among_the_metrics_the_curve_gives_it(tmp_path):
+    entries = read_entries([made(tmp_path / "r", metrics=("map",))])
+    assert headline(list(entries[0].judged.metrics)) == "ndcg@10"
+    np.testing.assert_allclose(entries[0].judged.metrics["ndcg@10"], kept(tmp_path / "r").curve[10])
+    assert headline(["map", "mrr"]) == "map"
+
+
+def test_seeds_are_averaged_and_folds_joined_in_any_order(tmp_path):
+    folds = [lists(12, seed=5), lists(9, seed=6, ids=[f"q{n}" for n in range(9)])]
+    for row in ("a", "b"):
+        for fold in (0, 1):
+            for seed in (0, 1):
+                place = f"{fold}-{seed}" if row == "a" else f"{1 - fold}-{seed}"
+                made(tmp_path / row / place, folds[fold], seed + 10 * (row == "b"), data=f"fold {fold}")
+    a, b = read_entries([tmp_path / "a", tmp_path / "b"])
+    assert a.judged.query_ids == b.judged.query_ids
+    assert sorted(map(str, a.judged.query_ids)) == sorted([*map(str, range(12)), *(f"q{n}" for n in range(9))])
+    for query, value in zip(a.judged.query_ids, a.judged.metrics["map"]):
+        fold = int(isinstance(query, str))
+        left = [kept(tmp_path / "a" / f"{fold}-{seed}") for seed in (0, 1)]
+        assert value == pytest.approx(
+            np.mean([of.metrics["map"][of.query_ids.index(query)] for of in left]), nan_ok=True
+        )
+    text = words(page(tmp_path / "a", tmp_path / "b"))
+    assert "21 test queries of several sets of lists" in text and "<dd><bdi>0; 1</bdi></dd>" not in text
+    assert "<td>0; 1</td>" in text and "<td>10; 11</td>" in text
+
+
+def test_runs_are_named_by_the_ends_of_their_paths(tmp_path):
+    text = words(page(made(tmp_path / "a" / "seed0"), made(tmp_path / "b" / "seed0", noise=1), out=tmp_path / "r.html"))
+    assert "<bdi>a/seed0</bdi>" in text and "<bdi>b/seed0</bdi>" in text
+    assert names([tmp_path / "a" / "." / "seed0"]) == ["seed0"]
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path):
+    folders = [made(tmp_path / name, noise=seed) for seed, name in enumerate("ab")]
+    assert page(*folders) == page(*folders)
+
+
+def test_many_runs_have_each_a_colour_dash_or_marker_of_their_own(tmp_path):
+    text = page(*(made(tmp_path / f"r{seed:02}", noise=seed) for seed in range(18)))
+    assert text.count("<figure") == text.count('role="img"') >= 1 + 1 + 2 + 2 + 17
+    assert re.search(r"no difference shown: \d+ runs, see the table", text)
+    looks = re.findall(r'<li><svg class="swatch".*?</svg>', text)[:18]
+    assert len(set(looks)) == 18
+
+
+# --- what it is -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_needs_nothing_else_and_its_names_are_its_own(trained, tmp_path):
+    text = page(*trained, out=tmp_path / "r.html", title="Two & more")
+    outline = Outline(text)
+    tags = {tag for tag, _ in outline.elements}
+    assert not tags & {"script", "img", "iframe", "object", "embed", "audio", "video", "base", "form", "foreignobject"}
+    addresses = re.findall(r"""(?:https?:)?//[^\s"'<>]+""", re.sub(r' xmlns(:xlink)?="[^"]*"', "", text))
+    assert addresses == []
+    assert "@import" not in text and "default-src 'none'" in text
+    assert [of["href"] for tag, of in outline.elements if tag == "link"] == ["data:,"]
+    ids = [of["id"] for _, of in outline.elements if "id" in of]
+    assert len(ids) == len(set(ids))
+    used = re.findall(r'(?:href="|url\()#([^")]+)', text) + re.findall(r'aria-labelledby="([^"]+)"', text)
+    assert used and set(used) <= set(ids)
+    assert not re.search(r"#0000[01]\d\b|NaN|nan\b|Traceback", text)
+    assert "<h1><bdi>Two &amp; more</bdi></h1>" in text
+
+
+def test_it_is_small_however_many_queries_there_are(tmp_path):
+    data = lists(2_000)
+    folders = [made(tmp_path / f"r{seed}", data, seed) for seed in range(3)]
+    assert len(page(*folders).encode()) < 300_000
+
+
+def test_every_string_is_escaped(tmp_path):
+    config = dataclasses.replace(
+        CONFIG, loss=Loss(EVIL, {"tau": EVIL}), train=dataclasses.replace(CONFIG.train, metric=f"{EVIL} $x^2$")
+    )
+    evil = EVIL.replace("/", "\u2044")
+    data = lists(ids=[f"{EVIL}{n}" for n in range(12)])
+    said = dict.fromkeys(("data", "seed", "commit", "convention", "best_epoch", "epochs"), EVIL)
+    said |= {"versions": {EVIL: EVIL}, "machine": {EVIL: EVIL}, "splits": {EVIL: {}}}
+    folders = [made(tmp_path / f"{evil}{n}", data, n, config=config, **said) for n in range(2)]
+    for chosen in (folders, folders[:1]):
+        text = page(*chosen, out=tmp_path / "r.html", overwrite=True, title=EVIL)
+        outline = Outline(text)
+        assert not {tag for tag, _ in outline.elements} & {"script", "img", "b"}
+        assert not any(name.startswith("on") for _, of in outline.elements for name in of)
+        assert outline.text.count("alert(1)") > 10
+        assert EVIL in words(outline.text)
+        assert re.search(r"<text[^>]*>validation [^<]* \$x\^2\$</text>", text)  # no formula is made of a name
+
+
+def test_a_path_that_is_no_text_and_ids_of_any_kind_are_shown(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    ids = ["\ud800", "", "x" * 5_000, "a\x00b", "\u05d0", " ", "日本語", *map(str, range(5))]
+    text = page(made(folder, lists(ids=ids)), out=tmp_path / "r.html")
+    assert "caf?" in text and "日本語" in text
+    assert "x" * 120 + "…" in text and "x" * 121 not in text
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [1, 0, 2], [1]], ids=["all empty", "one query", "one document"])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_degenerate_runs_give_a_report_all_the_same(tmp_path, labels, runs):
+    data = RankingDataset(np.zeros((len(labels), 1)), labels, [0, len(labels)], ["only"])
+    text = page(*(made(tmp_path / f"r{n}", data, n) for n in range(runs)))
+    assert "1 test query" in text
+    assert ("No query has a relevant document" in text) == (labels == [0, 0, 0])
+    assert not re.search(r"\bnan\b", Outline(text).text)
+
+
+def test_an_older_run_gives_a_report_that_says_what_is_missing(tmp_path):
+    old = aged(made(tmp_path / "old", history=False))
+    text = words(html.unescape(page(old)))
+    for what in ("no NDCG by cut-off", "no list lengths"):
+        assert f"There is {what} for: old (written by an older rankgrad" in text
+    assert "No training history was kept by: old." in text
+    new = made(tmp_path / "new", noise=1)
+    text = words(html.unescape(page(new, old)))
+    assert "There is no NDCG by cut-off for: old" in text
+    assert "no list lengths" not in text  # the new run knows them
+    assert words(html.unescape(page(old, new))).count("There is no") == 1
+
+
+def test_what_a_folder_does_not_say_is_not_made_up(tmp_path):
+    folder = made(tmp_path / "r")
+    (folder / "report.json").write_text("{}")
+    (folder / "config.toml").unlink()
+    other = made(tmp_path / "s", noise=1)
+    assert "<td>not recorded</td>" in page(folder, other)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(*folders, out):
+    with pytest.raises(ValueError, match=r"; ") as error:  # what was wrong; what was expected
+        report.write(folders, out)
+    assert not out.exists()
+    return str(error.value)
+
+
+def test_runs_that_cannot_stand_side_by_side_are_refused(tmp_path):
+    out, first = tmp_path / "r.html", made(tmp_path / "first")
+    assert "there is nothing to report" in refused(out=out)
+    assert "is given twice" in refused(first, tmp_path / "." / "first", out=out)
+    other = made(tmp_path / "other", lists(13))
+    assert "12 test queries and" in refused(first, other, out=out)
+    vali = made(tmp_path / "vali", split="vali")
+    assert "on 12 vali queries, which are not the same" in refused(first, vali, out=out)
+    labels = lists().labels.copy()
+    labels[0] = 1  # the first query, which was empty
+    relabelled = made(tmp_path / "relabelled", dataclasses.replace(lists(), labels=labels))
+    assert "do not agree which queries have a relevant document" in refused(first, relabelled, out=out)
+    mrr = aged(made(tmp_path / "mrr", metrics=("mrr",)))
+    assert "the runs have no metric in common" in refused(first, mrr, out=out)
+    made(tmp_path / "mixed" / "a")
+    made(tmp_path / "mixed" / "b", split="vali")
+    assert "expected runs to take together that have the same splits" in refused(tmp_path / "mixed", out=out)
+    for number, loss in enumerate(("listnet", "rmse")):
+        made(tmp_path / "kinds" / loss, noise=number, config=dataclasses.replace(CONFIG, loss=Loss(loss)))
+    sentence = refused(tmp_path / "kinds", out=out)
+    assert "differ in their loss (listnet; rmse); expected seeds or folds of one; name the folders in it" in sentence
+
+
+def test_of_a_folder_only_the_runs_that_were_named_are_taken(tmp_path):
+    for number in range(2):
+        made(tmp_path / "row" / f"seed{number}", noise=number)
+    (tmp_path / "row" / "unfinished").mkdir()
+    (tmp_path / "row" / "unfinished" / "config.toml").touch()
+    (entry,) = read_entries([tmp_path / "row"], [tmp_path / "row" / "seed1"])
+    alone = kept(tmp_path / "row" / "seed1")
+    assert len(entry.trainings) == 1
+    assert np.array_equal(entry.judged.metrics["ndcg@10"], alone.metrics["ndcg@10"], equal_nan=True)
+
+
+def test_what_is_no_finished_run_is_refused(tmp_path):
+    out = tmp_path / "r.html"
+    assert "absent is not a run: it has no report.json" in refused(tmp_path / "absent", out=out)
+    run.begin(CONFIG, tmp_path / "begun")
+    assert "begun has not finished: it has no report.json" in refused(tmp_path / "begun", out=out)
+    made(tmp_path / "group" / "a")
+    run.begin(CONFIG, tmp_path / "group" / "b")
+    assert "b has not finished" in refused(tmp_path / "group", out=out)
+    for name, content, sentence in (
+        ("report.json", "{", "report.json is damaged"),
+        ("report.json", "[]", "report.json is damaged"),
+        ("history.jsonl", "{}\n", "history.jsonl is damaged"),
+        ("history.jsonl", '{"epoch": 1', "history.jsonl is damaged"),
+        ("config.toml", "[", "config.toml is not TOML"),
+        ("queries.safetensors", "x", "queries.safetensors is cut short or damaged"),
+    ):
+        folder = made(tmp_path / f"{name}{content!r}".replace("/", ""))
+        (folder / name).write_text(content)
+        assert sentence in refused(folder, out=out)
+
+
+def test_a_file_is_replaced_only_when_told(tmp_path):
+    folder, out = made(tmp_path / "r"), tmp_path / "r.html"
+    out.write_text("mine")
+    with pytest.raises(ValueError, match=r"r.html exists already; expected a new file; choose another --out, or"):
+        report.write([folder], out)
+    assert out.read_text() == "mine"
+    report.write([folder], out, overwrite=True)
+    assert out.read_text().startswith("<!DOCTYPE html>")
+    with pytest.raises(ValueError, match="nowhere is not a folder; expected one to write r.html into"):
+        report.write([folder], tmp_path / "nowhere" / "r.html")
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
+def test_without_the_extra_one_sentence_has_the_install_line(tmp_path, monkeypatch, missing):
+    for name in [name for name in sys.modules if name.startswith("rankgrad.report.") or name.split(".")[0] == missing]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=r"^a report needs matplotlib and jinja2; pip install 'rankgrad\[report\]'$"):
+        report.write([made(tmp_path / "r")], tmp_path / "r.html")
+
+
+def test_a_matplotlibrc_changes_nothing(tmp_path):
+    import matplotlib
+
+    folder = made(tmp_path / "r")
+    plain = page(folder)
+    with matplotlib.rc_context({"font.size": 30, "axes.linewidth": 9, "lines.marker": "x"}):
+        assert page(folder) == plain
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+# Elements that stick out of the window, other than what scrolls in a box of its own.
+STICKING_OUT = """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll') || e.matches('.scroll'))
+    .filter(e => { const r = e.getBoundingClientRect(); return r.width && (r.right > innerWidth + 0.5 || r.left < -0.5) })
+    .map(e => e.tagName + '.' + e.className.toString())"""
+COLOURS = """(() => { const s = getComputedStyle(document.documentElement); return Object.fromEntries(
+    ['card', 'ground', 'ink', 'muted', ...Array.from({length: 8}, (_, n) => 'c' + n)]
+    .map(n => [n, s.getPropertyValue('--' + n).trim()])) })()"""
+FIGURE_TEXT = "getComputedStyle(document.querySelector('figure > svg text')).fill"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def pages(trained, tmp_path_factory):
+    """Ordinary runs, one run, and runs whose names and ids are as bad as they get."""
+    folder = tmp_path_factory.mktemp("pages")
+    bad = [f"{EVIL}{n} " + "long" * 200 for n in range(12)]
+    long = "a_very_long_name_without_a_space_" * 6
+    config = dataclasses.replace(CONFIG, loss=Loss("neural_ndcg@10", {"gain": "x" * 300}))
+    evil = [made(folder / f"{long}{n}", lists(ids=bad), n, config=config, data="/" + "d" * 400) for n in range(3)]
+    report.write(trained, folder / "two.html")
+    report.write(trained[:1], folder / "one.html")
+    report.write(evil, folder / "evil.html", title=EVIL + "t" * 300)
+    return folder
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", ["two", "one", "evil"])
+def test_a_browser_shows_it_whole_and_without_complaint(browser, pages, name, width, dark):
+    browser.open((pages / f"{name}.html").as_uri(), width, dark=dark)
+    browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert browser.ask("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+    assert browser.ask(STICKING_OUT) == []
+    assert browser.complaints() == []
+    assert browser.requests() == [(pages / f"{name}.html").as_uri()]
+
+
+@needs_browser
+def test_on_paper_nothing_is_cut_off(browser, pages):
+    browser.open((pages / "two.html").as_uri(), 690, dark=True, media="print")  # A4 between its margins
+    assert browser.ask("document.documentElement.scrollWidth") == 690
+    tables = "[...document.querySelectorAll('table')].filter(t => t.getBoundingClientRect().right > innerWidth).length"
+    assert browser.ask(tables) == 0
+    assert browser.ask("getComputedStyle(document.documentElement).getPropertyValue('--ink').trim()") == "#1a2027"
+    assert browser.pdf().startswith(b"%PDF")
+
+
+def contrast(a, b):
+    """Of two colours #rrggbb, as WCAG 2 has it."""
+
+    def luminance(colour):
+        parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@needs_browser
+def test_colours_follow_the_scheme_and_are_told_from_their_ground(browser, pages):
+    seen = []
+    for dark in (False, True):
+        browser.open((pages / "two.html").as_uri(), 1280, dark=dark)
+        colours = browser.ask(COLOURS)
+        for ground in ("card", "ground"):
+            for name, least in {"ink": 7, "muted": 4.5, **{f"c{n}": 4.5 for n in range(8)}}.items():
+                assert contrast(colours[name], colours[ground]) >= least, (dark, name, ground)
+        channels = [int(part) for part in re.findall(r"\d+", browser.ask(FIGURE_TEXT))]
+        assert "#{:02x}{:02x}{:02x}".format(*channels) == colours["ink"]
+        seen.append(colours["ink"])
+    assert seen[0] != seen[1]
+
+
+@needs_browser
+def test_it_is_said_to_those_who_do_not_see_it(browser, pages):
+    browser.open((pages / "two.html").as_uri(), 1280)
+    tree = browser.call("Accessibility.getFullAXTree")["nodes"]
+    roles = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if not node["ignored"]]
+    pictures = [name for role, name in roles if role in ("image", "img")]
+    assert len(pictures) == browser.ask("document.querySelectorAll('figure').length")
+    assert all(len(name) > 20 for name in pictures)
+    assert {"columnheader", "rowheader", "heading", "table"} <= {role for role, _ in roles}
+    levels = browser.ask("[...document.querySelectorAll('h1,h2,h3')].map(h => +h.tagName[1])")
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert browser.ask("document.querySelectorAll('th:not([scope])').length") == 0

@@ -1,0 +1,234 @@
+"""Configurations: read strictly, written completely, refused in one sentence before any data is read."""
+
+import dataclasses
+import re
+import tomllib
+
+import pytest
+import torch
+
+from rankgrad.losses import LOSSES
+from rankgrad.training.build import make_device, make_model, make_objective, parse_loss, resolve
+from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train, dumps, loads
+from rankgrad.training.recipes import RECIPES
+
+FULL = Config(
+    data=Data('Füße/"quoted" \\ back\tslash\x7f/😀', fold=3, scaling="quantile", list_size=50, validation=0.1),
+    model=Model(
+        kind="mlp", width=8, layers=1, heads=2, feedforward=16, hidden=(8, 4), dropout=0.0, input_noise=0.5, tanh=False
+    ),
+    loss=Loss("neural_ndcg@10", {"tau": 1e-07, "samples": 4, "log_scores": False, "perturb": "allrank"}),
+    optimiser=Optimiser("adamw", 3e-4, 0.01, 1.5, "plateau", (3, 5), 0.5, 2, 10),
+    train=Train(
+        7, 16, 2**40, "map", "last", 3, "skip", "cpu", "bf16", 2, False, ("map", "err@5"), False, "auto", True, False
+    ),
+)
+
+
+@pytest.mark.parametrize("config", [Config(), FULL], ids=["defaults", "everything"])
+def test_a_configuration_written_and_read_is_the_same(config):
+    assert loads(dumps(config)) == config
+    written = tomllib.loads(dumps(config))
+    for section in dataclasses.fields(config):  # complete, so that a changed default never changes an old run
+        for key in dataclasses.fields(getattr(config, section.name)):
+            value = getattr(getattr(config, section.name), key.name)
+            assert key.name in written[section.name] or value in (None, {})
+
+
+def test_what_a_file_leaves_out_is_the_paper_s_recipe():
+    config = loads("[loss]\nname = 'listnet'\n[optimiser]\nlr = 1\nclip = 2")
+    assert config == Config(loss=Loss("listnet"), optimiser=Optimiser(lr=1.0, clip=2.0))
+    assert type(config.optimiser.lr) is float and type(config.optimiser.clip) is float
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[trian]\nepochs = 1", "unknown key 'trian' at the top; did you mean 'train'?"),
+        ("[train]\nepoch = 1", "unknown key 'epoch' in [train]; did you mean 'epochs'?"),
+        ("[optimiser]\nzzz = 1", "unknown key 'zzz' in [optimiser]; expected one of name, lr, weight_decay, clip"),
+        ("[train]\nepochs = 8.0", "train.epochs must be of type int, got 8.0"),
+        ("[train]\nepochs = '8'", "train.epochs must be of type int, got '8'"),
+        ("[train]\nepochs = true", "train.epochs must be of type int, got True"),
+        ("[optimiser]\nlr = true", "optimiser.lr must be of type float, got True"),
+        ("[optimiser]\nclip = 'no'", "optimiser.clip must be of type float, got 'no'"),
+        ("[train]\ntensorboard = 1", "train.tensorboard must be of type bool, got 1"),
+        ("[model]\nhidden = 8", "model.hidden must be a list, got 8"),
+        ("[model]\nhidden = [8, 'x']", "model.hidden must be of type int, got 'x'"),
+        ("[loss]\noptions = 3", "loss.options must be a table of plain values, got 3"),
+        ("[loss.options]\ntau = [1]", "loss.options must be a table of plain values"),
+        ("train = 3", "train must be a table, written [train], got 3"),
+        ("[train\nx", "run.toml is not TOML"),
+    ],
+)
+def test_what_is_unknown_or_of_another_type_is_refused(text, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+        loads(text, "run.toml")
+    assert str(caught.value).startswith("run.toml")
+
+
+BAD = {
+    "data": {
+        "scaling": ["standart", "", "Auto"],
+        "fold": [0, -1],
+        "list_size": [1, 0, -5],
+        "validation": [0.0, 1.0, -0.1, 1.5, float("nan")],
+    },
+    "model": {
+        "kind": ["tranformer", ""],
+        "width": [0, -1],
+        "layers": [0],
+        "heads": [0, 5],  # 96 is not divisible by 5
+        "feedforward": [0],
+        "hidden": [(0,), (8, -1)],
+        "dropout": [1.5, 1.0, -0.1, float("nan")],
+        "input_noise": [-0.1, float("nan"), float("inf")],
+    },
+    "loss": {
+        "name": ["neural_ndgc", "neural_ndcg@0", "neural_ndcg@x", "listnet@5", ""],
+        "options": [{"tua": 1.0}, {"tau": 0.0}, {"tau": -1.0}, {"tau": "warm"}, {"log_scores": "no"}, {"perturb": "x"}],
+    },
+    "optimiser": {
+        "name": ["sgd", "Adam"],
+        "lr": [0.0, -1e-3, float("inf"), float("nan")],
+        "weight_decay": [-0.1, float("nan")],
+        "clip": [0.0, -1.0],
+        "schedule": ["linear"],
+        "milestones": [(0,), (3, -1)],
+        "gamma": [0.0, -1.0],
+        "plateau": [0],
+        "warmup": [-1],
+    },
+    "train": {
+        "epochs": [0, -3],
+        "batch_size": [0],
+        "seed": [-1, 2**63],
+        "metric": ["ndgc@10", "ndcg@0", ""],
+        "metrics": [("ndcg@5", "mapp"), ()],
+        "patience": [0, -1],
+        "nonfinite": ["ignore"],
+        "device": ["gpu", "cuda:99", "meta", "tpu", "cuda:x"],
+        "precision": ["fp16", "float64"],
+        "threads": [-1],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [(section, key, value) for section, keys in BAD.items() for key, values in keys.items() for value in values],
+)
+def test_bad_values_are_refused_before_data_is_read(section, key, value):
+    config = Config()
+    broken = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{key: value})})
+    named = {"device": "device|GPU", "name": "loss|optimiser", "options": "|".join(value) if key == "options" else ""}
+    with pytest.raises(ValueError, match=named.get(key, key.removesuffix("s"))) as caught:
+        resolve(broken)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(("section", "key"), [("train", "epochs"), ("model", "width"), ("optimiser", "lr")])
+def test_none_and_other_types_from_python_are_refused(section, key):
+    for value in (None, "8", [1]):
+        part = dataclasses.replace(getattr(Config(), section), **{key: value})
+        with pytest.raises(ValueError, match=f"{section}.{key}"):
+            resolve(dataclasses.replace(Config(), **{section: part}))
+
+
+def test_every_choice_named_in_the_comments_is_taken():
+    for kind in ("transformer", "mlp", "linear"):
+        resolve(Config(model=Model(kind=kind)))
+    for scaling in ("auto", "web30k", "symlog", "standard", "quantile", "none"):
+        resolve(Config(data=Data(scaling=scaling)))
+    for name in ("adam", "adamw"):
+        for schedule in ("constant", "step", "cosine", "plateau"):
+            resolve(Config(optimiser=Optimiser(name=name, schedule=schedule)))
+    for precision in ("float32", "tf32", "bf16"):
+        resolve(Config(train=Train(precision=precision)))
+    for name in LOSSES:
+        resolve(Config(loss=Loss(name)))
+
+
+def test_resolve_writes_down_what_the_machine_decides():
+    random = torch.get_rng_state()
+    resolved = resolve(Config(model=Model(hidden=[4, 2])))
+    assert resolved.train.threads == torch.get_num_threads()
+    assert resolved.train.device in ("cpu", "cuda")
+    assert resolved.model.hidden == (4, 2)
+    assert resolve(resolved) == resolved and loads(dumps(resolved)) == resolved
+    assert resolve(Config(train=Train(threads=3, device="cpu"))).train.threads == 3
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_missing_tensorboard_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs tensorboard; install it with: pip install tensorboard"):
+        resolve(Config(train=Train(tensorboard=True)))
+
+
+def test_losses_by_name():
+    assert parse_loss("neural_ndcg@10") == ("neural_ndcg", {"k": 10})
+    assert parse_loss("neural_ndcg@max") == parse_loss("neural_ndcg") == ("neural_ndcg", {})
+    with pytest.raises(ValueError, match="did you mean 'lambdarank'"):
+        parse_loss("lamdarank@5")
+    with pytest.raises(ValueError, match="is not a loss; expected one of neural_ndcg"):
+        parse_loss(None)
+    with pytest.raises(ValueError, match="the loss listnet has no cut-off; write listnet"):
+        parse_loss("listnet@5")
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_objective_is_the_loss_list_by_list_and_stands_no_lists_too(name):
+    objective = make_objective(Config(loss=Loss(name)))
+    units = (3,) if name == "ordinal" else ()
+    labels = torch.tensor([[2.0, 0, 1], [0, 0, 0], [1, 2, 0]])
+    mask = torch.tensor([[True] * 3, [True] * 3, [True, True, False]])
+    scores = torch.randn(3, 3, *units, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    values = objective.values(scores, labels, mask, torch.Generator().manual_seed(2))
+    extra = {"generator": torch.Generator().manual_seed(2)} if name == "xe_ndcg" else {}
+    expected = LOSSES[name](scores, labels, mask, reduction="none", **extra)
+    assert torch.equal(values, expected)
+    teaches = objective.teaches(labels, mask)
+    assert torch.allclose(values.sum() / teaches.sum(), LOSSES[name](scores, labels, mask, **_fresh(extra)), atol=1e-6)
+    nothing = objective.values(scores[:0], labels[:0], mask[:0], torch.Generator())
+    nothing.sum().backward()
+    assert nothing.shape == (0,) and objective.teaches(labels[:0], mask[:0]).shape == (0,)
+
+
+def _fresh(extra):
+    return {"generator": torch.Generator().manual_seed(2)} if extra else {}
+
+
+def test_the_threshold_of_a_binary_metric_decides_which_lists_teach():
+    objective = make_objective(Config(loss=Loss("neural_map", {"threshold": 2.0})))
+    labels, mask = torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.ones(2, 2, dtype=torch.bool)
+    assert objective.teaches(labels, mask).tolist() == [False, True]
+
+
+def test_tanh_is_the_relaxed_sorts_unless_told():
+    for loss, expected in {"neural_ndcg": True, "neural_mrr@5": True, "listnet": False}.items():
+        assert make_model(Model(), 3, 1, loss).tanh is expected
+        assert make_model(Model(kind="linear", tanh=not expected), 3, 1, loss).tanh is not expected
+
+
+def test_devices():
+    assert make_device("cpu") == torch.device("cpu")
+    if not torch.cuda.is_available():
+        assert make_device("auto") == torch.device("cpu")
+        with pytest.raises(ValueError, match="'cuda' was asked for and this machine has no usable GPU"):
+            make_device("cuda")
+    with pytest.raises(ValueError, match="'gpu' is not a device; expected auto, cpu, cuda"):
+        make_device("gpu")
+
+
+def test_recipes_are_sound_and_what_they_say():
+    assert list(RECIPES) == ["paper", "small", "dasalc"]
+    for recipe in RECIPES.values():
+        resolve(recipe())
+    assert RECIPES["paper"]() == Config()
+    small = RECIPES["small"]()
+    assert (small.model.width, small.model.feedforward, small.train.epochs) == (32, 64, 30)
+    assert small.train.patience is not None
+    dasalc = RECIPES["dasalc"]()
+    assert (dasalc.data.scaling, dasalc.loss.name) == ("symlog", "softmax")
+    assert dasalc.model.input_noise > 0 and dasalc.model.width > Config().model.width

@@ -1,0 +1,318 @@
+"""Several processes: the same run as one process with the same batches, and nobody left waiting when something breaks."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import children
+from children import INTERRUPTED, REFUSED, Trap
+from rankgrad.data.synthetic import synthetic
+from rankgrad.files import Rotation, load_tensors
+from rankgrad.runs import run
+from rankgrad.runs.folder import kept
+from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train
+
+# 30 queries in batches of 7: the last batch has two. No dropout, because processes draw their own.
+CONFIG = Config(
+    data=Data("synthetic:tiny", list_size=12),
+    model=Model(kind="transformer", width=8, layers=1, feedforward=8, dropout=0.0),
+    loss=Loss("neural_ndcg@5"),
+    optimiser=Optimiser(lr=0.01, clip=1.0),
+    train=Train(epochs=3, batch_size=7, threads=1, device="cpu"),
+)
+
+
+def with_train(config=CONFIG, **changes):
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
+
+
+def alone(out, config=CONFIG):
+    run.begin(config, out)
+    list(run.advance(out))
+    return out
+
+
+class OnOne(Trap):
+    """A trap in one process alone."""
+
+    def __init__(self, rank, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.rank = str(rank)
+
+    def spring(self):
+        if os.environ["RANK"] == self.rank:
+            super().spring()
+
+
+def together(out, config=CONFIG, world=2, trap=None, expected=0):
+    """Train with several processes that all call begin and advance; their exit codes must be as expected."""
+    group = children.group(children.train, world, out, trap, config)
+    codes = [children.code(process) for process in group]
+    assert codes == (expected if isinstance(expected, list) else [expected] * world), messages(out)
+    return out
+
+
+def history(out):
+    return [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+
+
+def report(out):
+    return json.loads((out / "report.json").read_text())
+
+
+def messages(out):
+    return [path.read_text() for path in sorted(out.parent.glob(f"{out.name}.message-*"))]
+
+
+def assert_alike(out, single):
+    for own, expected in zip(history(out), history(single), strict=True):
+        assert own["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+        assert own["metric"] == pytest.approx(expected["metric"], abs=1e-9)
+        assert (own["lr"], own["best"], own["skipped"]) == (expected["lr"], expected["best"], expected["skipped"])
+    for split, metrics in report(single)["metrics"].items():
+        for name, rules in metrics.items():
+            assert report(out)["metrics"][split][name] == pytest.approx(rules, abs=1e-9)
+    assert report(out)["splits"] == report(single)["splits"]
+    own, expected = kept(out), kept(single)
+    assert own.query_ids == expected.query_ids
+    for name, value in expected.metrics.items():
+        np.testing.assert_allclose(own.metrics[name], value, atol=1e-9)
+    for k, value in expected.curve.items():
+        np.testing.assert_allclose(own.curve[k], value, atol=1e-6)
+    names = {path.name for path in single.iterdir()}
+    assert {path.name for path in out.iterdir()} == names
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    return alone(tmp_path_factory.mktemp("single") / "run")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_several_processes_train_the_run_of_one(single, tmp_path, world):
+    out = together(tmp_path / "run", world=world)
+    assert_alike(out, single)
+    assert report(out)["processes"] == world
+
+
+@pytest.mark.parametrize("loss", ["lambdarank", "ordinal"])
+def test_batches_so_small_that_a_process_gets_no_list(tmp_path, loss):
+    config = with_train(dataclasses.replace(CONFIG, loss=Loss(loss)), batch_size=1, epochs=1)
+    assert_alike(together(tmp_path / "two", config), alone(tmp_path / "one", config))
+
+
+def test_query_weights_and_a_held_out_part_are_the_same_everywhere(tmp_path):
+    data = synthetic("tiny", "train")
+    dataclasses.replace(data, weights=np.linspace(0, 3, 30)).save(tmp_path / "data")
+    config = with_train(dataclasses.replace(CONFIG, data=Data(str(tmp_path / "data"))), epochs=2)
+    assert_alike(together(tmp_path / "two", config), alone(tmp_path / "one", config))
+
+
+def on_its_own_machine(out, config):
+    """As if no folder were shared: the second process is told of another one."""
+    rank = os.environ["RANK"]
+    os.environ |= {"GROUP_RANK": rank, "LOCAL_RANK": "0"}
+    own = out if rank == "0" else out.with_name("elsewhere") / "run"
+    if rank == "1":
+        (own / ".scaled-1" / "train").mkdir(parents=True)  # left by a run that was killed while it read
+        (own / ".scaled-1" / "train" / "manifest.json").touch()
+    children.train(own, None, config)
+
+
+def test_machines_need_not_share_the_run_s_folder_and_only_the_first_keeps_anything(single, tmp_path):
+    out = tmp_path / "run"
+    group = children.group(on_its_own_machine, 2, out, CONFIG)
+    assert [children.code(process) for process in group] == [0, 0], messages(out)
+    assert_alike(out, single)
+    assert not (tmp_path / "elsewhere" / "run").exists()
+
+
+def test_only_the_first_process_writes(single, tmp_path):
+    assert_alike(together(tmp_path / "run", trap=OnOne(1, 1, at="write", what="exit")), single)
+
+
+def test_a_run_is_resumed_by_any_number_of_processes(single, tmp_path):
+    one = tmp_path / "one"
+    run.begin(CONFIG, one)
+    assert children.code(children.start(children.train, one, Trap(7, at="step", what="SIGTERM"))) == INTERRUPTED
+    (one / ".scaled-7").mkdir()  # left by processes that were killed while they read
+    together(one, config=None)
+    assert_alike(one, single)
+    two = together(tmp_path / "two", trap=Trap(7, at="step", what="SIGTERM"), expected=INTERRUPTED)
+    assert Rotation(two).load()[1]["step"] == 3
+    list(run.advance(two))
+    assert_alike(two, single)
+
+
+# --- when something breaks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_process_stops_them_all_at_the_same_step(single, tmp_path, rank):
+    out = together(tmp_path / "run", trap=OnOne(rank, 3, at="step", what="SIGTERM"), expected=INTERRUPTED)
+    assert all("stopped in epoch 1 and saved; go on with: rankgrad train --resume" in m for m in messages(out))
+    assert Rotation(out).load()[1]["step"] == 4
+    list(run.advance(out))
+    assert_alike(out, single)
+
+
+@pytest.mark.parametrize("what", ["exit", "SIGKILL"])
+def test_a_process_that_dies_ends_the_run_with_a_message_and_a_checkpoint(single, tmp_path, what):
+    began = time.monotonic()
+    died = {"exit": 1, "SIGKILL": -signal.SIGKILL}[what]
+    out = together(tmp_path / "run", trap=OnOne(1, 7, at="step", what=what), expected=[INTERRUPTED, died])
+    assert time.monotonic() - began < 20
+    (said,) = messages(out)
+    assert "another process of the run ended" in said and "go on with: rankgrad train --resume" in said
+    facts = Rotation(out).load()[1]
+    assert (facts["epoch"], facts["step"]) == (1, 2)  # not even the epoch's first steps are lost
+    list(run.advance(out))
+    assert_alike(out, single)
+
+
+def test_the_first_process_may_die_too(single, tmp_path):
+    out = together(tmp_path / "run", trap=OnOne(0, 7, at="step", what="exit"), expected=[1, INTERRUPTED])
+    assert Rotation(out).load()[1]["epoch"] == 1
+    together(out, config=None)
+    assert_alike(out, single)
+
+
+def spoil_one_list():
+    """NaN scores in one list, which one process has."""
+    from rankgrad.runs import run
+
+    original = run.make_model
+
+    def make_model(*arguments):
+        model = original(*arguments)
+        model.steps = 0
+
+        def spoil(module, inputs, output):
+            if module.training:
+                model.steps += 1
+                if model.steps == 2 and os.environ["RANK"] == "1":
+                    spoilt = torch.ones(len(output), 1)
+                    spoilt[0] = math.nan
+                    return output * spoilt
+            return None
+
+        model.register_forward_hook(spoil)
+        return model
+
+    run.make_model = make_model
+
+
+def test_a_bad_list_of_one_process_is_refused_by_all_and_named_by_all(tmp_path):
+    out = together(tmp_path / "stop", trap=spoil_one_list, expected=REFUSED)
+    one, other = messages(out)
+    assert one == other and "of step 2 in epoch 1 was not finite" in one
+    from rankgrad.data.batches import batches
+
+    data = synthetic("tiny", "train")
+    step = list(batches(data, 7, list_size=12, rank=1, world=2))[1]
+    assert f"look at query {data.query_ids[step.queries[0]]}, lower" in one
+    out = together(tmp_path / "skip", with_train(nonfinite="skip"), trap=spoil_one_list)
+    assert [line["skipped"] for line in history(out)] == [1, 0, 0]
+    assert all(t.isfinite().all() for name, t in load_tensors(out / "model.safetensors")[0].items() if "model." in name)
+
+
+def test_a_mistake_is_said_once_by_the_first_process(single):
+    group = children.group(children.train, 2, single)  # a finished run
+    assert children.code(group[0]) == REFUSED
+    assert messages(single) == [f"the run {single} is finished; there is nothing to resume"]
+    time.sleep(0.2)
+    assert group[1].is_alive()  # waits for the first; torchrun ends it
+    group[1].terminate()
+    assert children.code(group[1]) == -signal.SIGTERM
+    Path(f"{single}.message-0").unlink()
+
+
+class Wait(Trap):
+    """Stand still at a step until a signal comes."""
+
+    def __init__(self, number, seen):
+        super().__init__(number, at="step")
+        self.seen = seen
+
+    def spring(self):
+        Path(self.seen).touch()
+        signals = signal.getsignal(signal.SIGTERM).__self__
+        while not signals.received:
+            time.sleep(0.05)
+
+
+# --- torchrun itself --------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path}
+import test_distributed, children
+from children import Trap
+from test_distributed import OnOne, Wait
+children.train(Path({out!r}), {trap}, test_distributed.CONFIG)
+"""
+
+
+def torchrun(out, trap="None"):
+    script = out.with_suffix(".py")
+    script.write_text(
+        SCRIPT.format(path=[str(Path(__file__).parent), str(Path(__file__).parents[1])], out=str(out), trap=trap)
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        port,
+        str(script),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_torchrun_trains_the_run_of_one_and_leaves_in_peace(single, tmp_path):
+    process = torchrun(tmp_path / "run")
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, said
+    assert_alike(tmp_path / "run", single)
+
+
+def test_torchrun_that_loses_a_process(single, tmp_path):
+    out = tmp_path / "run"
+    process = torchrun(out, "OnOne(1, 7, at='step', what='exit')")
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 1 and "rank      : 1" in said
+    assert "another process of the run ended" in messages(out)[0]
+    list(run.advance(out))
+    assert_alike(out, single)
+
+
+def test_torchrun_told_to_stop(single, tmp_path):
+    out = tmp_path / "run"
+    process = torchrun(out, f"Wait(4, {str(out.with_suffix('.seen'))!r})")
+    while not out.with_suffix(".seen").exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode != 0
+    assert all("stopped in epoch 1 and saved" in m for m in messages(out)) and len(messages(out)) == 2, said
+    list(run.advance(out))
+    assert_alike(out, single)
