@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-fast lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m rankgrad demo
@@ -12,10 +12,15 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-test lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 
+# The daily loop: under two minutes on two cores.
+test-fast: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m "not slow and not gpu"
+
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
