@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rankgrad.training.recipes import dasalc
 
 from rankgrad.cli import main
 from rankgrad.reproduce import ingredients
 from rankgrad.reproduce.ablations import ablate, add_ingredients
-from rankgrad.reproduce.campaign import Order
+from rankgrad.reproduce.trials import Order
 from rankgrad.reproduce.variants import STUDIES, VARIANTS, Compared, about_equal, first_worse, judged, none_better
 from rankgrad.runs.ensemble import Ensemble
 from rankgrad.runs.significance import holm, paired_permutation_test
 from rankgrad.training.build import make_model, resolve
 from rankgrad.training.config import Config, Loss, loads
 from rankgrad.training.evaluate import mean
-from rankgrad.training.recipes import dasalc
 
 # --- what is trained --------------------------------------------------------------------------------------------------
 

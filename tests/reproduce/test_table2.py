@@ -17,12 +17,14 @@ import pytest
 import children
 from rankgrad.data.synthetic import synthetic
 from rankgrad.losses import LOSSES
-from rankgrad.reproduce import campaign, lists, table2
-from rankgrad.reproduce.campaign import Order
+from rankgrad.reproduce import data as lists
+from rankgrad.reproduce import table2
+from rankgrad.reproduce import trials as campaign
 from rankgrad.reproduce.cells import Cell
-from rankgrad.reproduce.printing import as_markdown, as_text
 from rankgrad.reproduce.rows import ROWS, Setting, chosen
 from rankgrad.reproduce.table2 import make_table
+from rankgrad.reproduce.tables import as_markdown, as_text
+from rankgrad.reproduce.trials import Order
 from rankgrad.reproduce.workers import filled
 from rankgrad.runs.folder import kept
 from rankgrad.training.build import resolve

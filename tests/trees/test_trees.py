@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from rankgrad.data.load import read_splits
-from rankgrad.reproduce.campaign import Order
-from rankgrad.reproduce.printing import as_text
 from rankgrad.reproduce.table2 import make_table
+from rankgrad.reproduce.tables import as_text
+from rankgrad.reproduce.trials import Order
 from rankgrad.runs.compare import compare_runs
 from rankgrad.runs.folder import kept
 from rankgrad.runs.run import Run, advance, begin
 from rankgrad.training.config import Config, Data, Model, Train
 from rankgrad.training.evaluate import judge, mean
-from rankgrad.trees import grow as trees
-from rankgrad.trees.grow import Trees, grid, grow
+from rankgrad.trees import fit as trees
+from rankgrad.trees.fit import Trees, grid, grow
 
 TREES = Trees("lightgbm", "synthetic:tiny", 1, seed=3, threads=1, large=False, tuned=True, metrics=("ndcg@10", "map"))
 

@@ -77,7 +77,7 @@ def figure2(
 
 
 def _figure(name: str, out: Path, overwrite: bool, as_json: bool) -> None:
-    from rankgrad.reproduce.figures import FIGURES, describe, draw, measure
+    from rankgrad.reproduce.paper import FIGURES, describe, draw, measure
 
     curves = FIGURES[name]()
     draw(curves, out, overwrite=overwrite)
@@ -117,9 +117,9 @@ def table2(
     The paper's 16 neural rows and XGBoost, and rows it lacks. What is finished is kept in DIR: the same command again goes
     on where it was stopped, and more rows, seeds or folds join those that are there.
     """
-    from rankgrad.reproduce.campaign import Order
-    from rankgrad.reproduce.printing import as_text
     from rankgrad.reproduce.table2 import make_table
+    from rankgrad.reproduce.tables import as_text
+    from rankgrad.reproduce.trials import Order
 
     order = Order(dataset, data, out, rows, seeds, folds, recipe, epochs, device, paper_protocol, jobs)
     _shown(make_table(order, quiet=quiet), as_text, as_json=as_json, quiet=quiet)
@@ -156,7 +156,7 @@ def ablations(
     claim is held here or not. The same command again goes on where it was stopped.
     """
     from rankgrad.reproduce.ablations import ablate, describe_ablations
-    from rankgrad.reproduce.campaign import Order
+    from rankgrad.reproduce.trials import Order
 
     order = Order(dataset, data, out, what, seeds, folds, recipe, epochs, device, jobs=jobs)
     _shown(ablate(order, quiet=quiet), describe_ablations, as_json=as_json, quiet=quiet)
@@ -189,7 +189,7 @@ def dasalc(
     softmax loss. The same command again goes on where it was stopped.
     """
     from rankgrad.reproduce.ablations import add_ingredients, describe_ingredients
-    from rankgrad.reproduce.campaign import Order
+    from rankgrad.reproduce.trials import Order
 
     order = Order(dataset, data, out, None, seeds, folds, recipe, epochs, device, jobs=jobs)
     _shown(add_ingredients(order, quiet=quiet), describe_ingredients, as_json=as_json, quiet=quiet)

@@ -14,13 +14,13 @@ import numpy as np
 
 from rankgrad.files import write_atomically
 from rankgrad.reproduce import ingredients
-from rankgrad.reproduce.campaign import Campaign, Order, cells_of, facts_of, fill, opened, report_on, values_of
 from rankgrad.reproduce.cells import Cell
-from rankgrad.reproduce.lists import Fold, raw_splits
-from rankgrad.reproduce.printing import facts, percent, short_p
+from rankgrad.reproduce.claims import METRICS, PAPERS_RULE
+from rankgrad.reproduce.data import Fold, raw_splits
 from rankgrad.reproduce.rows import Setting, base
+from rankgrad.reproduce.tables import facts, percent, short_p
+from rankgrad.reproduce.trials import Campaign, Order, cells_of, facts_of, fill, opened, report_on, values_of
 from rankgrad.reproduce.variants import JUDGED, STUDIES, VARIANTS, chosen, judged
-from rankgrad.reproduce.verdict import METRICS, PAPERS_RULE
 from rankgrad.runs.compare import as_json, table
 from rankgrad.runs.ensemble import mean_of_standardised
 from rankgrad.runs.provenance import CONVENTION

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankgrad.reproduce.lists import raw_splits, scaled_splits
+from rankgrad.reproduce.data import raw_splits, scaled_splits
 from rankgrad.runs.run import advance, begin
 from rankgrad.training.build import resolve
 from rankgrad.training.config import Config, load
-from rankgrad.trees.grow import Trees, grow
+from rankgrad.trees.fit import Trees, grow
 
 
 @dataclass(frozen=True)

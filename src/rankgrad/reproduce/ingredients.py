@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rankgrad.reproduce.claims import Values, standing
 from rankgrad.reproduce.variants import compared
-from rankgrad.reproduce.verdict import Values, standing
 from rankgrad.training.config import Config, Loss, Model
 from rankgrad.training.recipes import dasalc
 

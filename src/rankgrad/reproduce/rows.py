@@ -11,7 +11,7 @@ from functools import partial
 
 from rankgrad.training.config import Config, Data, Loss, Option
 from rankgrad.training.recipes import RECIPES
-from rankgrad.trees.grow import Trees
+from rankgrad.trees.fit import Trees
 
 TABLE_RECIPES = ("paper", "small")
 METRICS = ("ndcg@5", "ndcg@10", "map", "mrr")  # of every cell's report; the table shows the first two

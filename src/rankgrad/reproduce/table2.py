@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from rankgrad.files import write_atomically
-from rankgrad.reproduce.campaign import Campaign, Order, Results, cells_of, facts_of, fill, opened, report_on, values_of
 from rankgrad.reproduce.cells import Cell, finished
-from rankgrad.reproduce.lists import Fold
-from rankgrad.reproduce.printing import as_markdown
+from rankgrad.reproduce.claims import METRICS, Values, against_the_best, claims, standing
+from rankgrad.reproduce.data import Fold
 from rankgrad.reproduce.rows import ROWS, Setting, chosen
-from rankgrad.reproduce.verdict import METRICS, Values, against_the_best, claims, standing
+from rankgrad.reproduce.tables import as_markdown
+from rankgrad.reproduce.trials import Campaign, Order, Results, cells_of, facts_of, fill, opened, report_on, values_of
 from rankgrad.runs.compare import as_json
 from rankgrad.training.config import Config
-from rankgrad.trees.grow import Trees, missing
+from rankgrad.trees.fit import Trees, missing
 
 
 def make_table(order: Order, *, quiet: bool = False) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rankgrad.reproduce.verdict import LEVEL, PAPERS_RULE, Values, standing
+from rankgrad.reproduce.claims import LEVEL, PAPERS_RULE, Values, standing
 from rankgrad.runs.significance import holm, paired_permutation_test
 from rankgrad.training.config import Config, Loss, Option
 from rankgrad.training.evaluate import RULES, mean

@@ -27,16 +27,16 @@ from rankgrad.checks import one_of, whole
 from rankgrad.data.catalogue import CATALOGUE
 from rankgrad.files import write_atomically
 from rankgrad.reproduce.cells import Cell, check, finished, line
-from rankgrad.reproduce.lists import Fold, absolute, expect_unchanged, folds_of, name_of, ready
+from rankgrad.reproduce.claims import METRICS
+from rankgrad.reproduce.data import Fold, absolute, expect_unchanged, folds_of, name_of, ready
 from rankgrad.reproduce.rows import TABLE_RECIPES, Setting
-from rankgrad.reproduce.verdict import METRICS
 from rankgrad.reproduce.workers import filled
 from rankgrad.runs.folder import kept
 from rankgrad.training.build import resolve
 from rankgrad.training.config import Config, Train
 from rankgrad.training.distributed import InterruptedRunError
 from rankgrad.training.progress import make_bar
-from rankgrad.trees.grow import Trees
+from rankgrad.trees.fit import Trees
 
 
 @dataclass(frozen=True)

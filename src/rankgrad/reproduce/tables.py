@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rankgrad.reproduce.claims import METRICS, PAPERS_RULE
 from rankgrad.reproduce.rows import ROWS
-from rankgrad.reproduce.verdict import METRICS, PAPERS_RULE
 from rankgrad.runs.compare import RULES, table
 
 TRANSPOSED = (

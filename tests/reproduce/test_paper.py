@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rankgrad.cli import main
-from rankgrad.reproduce import figures, table1
+from rankgrad.reproduce import paper as figures
+from rankgrad.reproduce import table1
 
 
 def call(monkeypatch, capfd, *arguments):

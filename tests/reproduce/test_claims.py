@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from rankgrad.reproduce.claims import METRICS, against_the_best, claims, standing
 from rankgrad.reproduce.rows import NEURAL_NDCG, OF_THE_PAPER
-from rankgrad.reproduce.verdict import METRICS, against_the_best, claims, standing
 from rankgrad.runs.significance import holm, paired_permutation_test
 
 NAN = np.nan
