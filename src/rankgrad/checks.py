@@ -31,14 +31,20 @@ def non_negative(name: str, value: Any) -> float:
     return number
 
 
-def whole(name: str, value: Any, minimum: int) -> int:
-    """A whole number, `minimum` or above."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = minimum - 1
-    if isinstance(value, bool) or number < minimum:
-        raise ValueError(f"{name} must be a whole number, {minimum} or above, got {value!r}")
+def whole(name: str, value: Any, minimum: int | None = None) -> int:
+    """A whole number of at most 64 bits, `minimum` or above; of any integer type, numpy's too, but no bool or float.
+
+    >>> whole("seed", 3.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: seed must be a whole number, got 3.0
+    """
+    number = _integer(value)
+    if number is None or (minimum is not None and number < minimum):
+        bound = "" if minimum is None else f", {minimum} or above"
+        raise ValueError(f"{name} must be a whole number{bound}, got {value!r}")
+    if not -(2**63) <= number < 2**64:  # numpy has signed and unsigned ones
+        raise ValueError(f"{name} must be a whole number within 64 bits, got {value!r}")
     return number
 
 
@@ -52,10 +58,10 @@ def cutoff(value: Any) -> int | None:
     """
     if value is None:
         return None
-    try:
-        return min(whole("k", value, 1), 2**31)  # no list is longer; beyond 64 bits torch would stumble
-    except ValueError:
-        raise ValueError(f"k must be None (the whole list) or a whole number, 1 or above, got {value!r}") from None
+    number = _integer(value)
+    if number is None or number < 1:
+        raise ValueError(f"k must be None (the whole list) or a whole number, 1 or above, got {value!r}")
+    return min(number, 2**31)  # no list is longer, and torch takes no integer beyond 64 bits
 
 
 def flag(name: str, value: Any) -> bool:
@@ -71,6 +77,14 @@ def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in words:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {value!r}")
     return value
+
+
+def _integer(value: Any) -> int | None:
+    """The int that an integer of any type stands for; None where the value is no integer."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def _number(name: str, value: Any, expected: str) -> float:

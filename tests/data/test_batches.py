@@ -232,7 +232,7 @@ def test_numpy_integers_are_integers(kind):
     assert epoch_of(data, **{name: kind(value) for name, value in options.items()}) == ours
     split = [part.query_ids.tolist() for part in data.split([3, 2], seed=3)]
     assert [part.query_ids.tolist() for part in data.split([3, 2], seed=kind(3))] == split
-    with pytest.raises(ValueError, match=r"seed is 3\.0; expected a whole number"):
+    with pytest.raises(ValueError, match=r"seed .*whole number, got 3\.0"):
         data.split([3, 2], seed=3.0)
 
 
@@ -248,22 +248,22 @@ def test_the_budget_of_documents_holds_with_fixed_padding():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"list_size": 0}, "list_size is 0"),
-        ({"max_documents": 0}, "max_documents is 0"),
+        ({"batch_size": 0}, "batch_size .*1 or above, got 0"),
+        ({"list_size": 0}, "list_size .*1 or above, got 0"),
+        ({"max_documents": 0}, "max_documents .*1 or above, got 0"),
         ({"rank": 2, "world": 2}, "rank 2 of world 2"),
         ({"rank": -1}, "rank -1"),
-        ({"pad": "short"}, "expected 'longest' or 'fixed'"),
-        ({"pad": "fixed", "list_size": None}, "give list_size"),
+        ({"pad": "short"}, "pad .*'longest'.*'fixed'"),
+        ({"pad": "fixed", "list_size": None}, "pad='fixed'.*list_size"),
         ({"start": 3}, "start is 3"),
         ({"start": -1}, "start is -1"),
-        ({"batch_size": 2.5}, "batch_size is 2.5; expected a whole number, 1 or more; pass an int"),
-        ({"batch_size": "2"}, "batch_size is '2'; expected a whole number"),
-        ({"seed": 1.0}, "seed is 1.0; expected a whole number"),
-        ({"seed": None}, "seed is None; expected a whole number"),
-        ({"seed": True}, "seed is True; expected a whole number"),
-        ({"seed": 2**64}, "within 64 bits"),
-        ({"epoch": 0.5}, "epoch is 0.5"),
+        ({"batch_size": 2.5}, "batch_size .*whole number, 1 or above, got 2.5"),
+        ({"batch_size": "2"}, "batch_size .*whole number, 1 or above, got '2'"),
+        ({"seed": 1.0}, "seed .*whole number, got 1.0"),
+        ({"seed": None}, "seed .*whole number, got None"),
+        ({"seed": True}, "seed .*whole number, got True"),
+        ({"seed": 2**64}, "seed .*64 bits"),
+        ({"epoch": 0.5}, "epoch .*whole number, got 0.5"),
     ],
 )
 def test_bad_options_are_refused(options, message):

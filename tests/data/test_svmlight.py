@@ -456,16 +456,16 @@ def test_groups(tmp_path):
 def test_bad_arguments(tmp_path):
     path = write(tmp_path, GOOD)
     for arguments, words in [
-        ({"features": 0}, "features is 0; expected a whole number, 1 or more"),
-        ({"features": True}, "features is True"),
-        ({"features": 2.0}, "features is 2.0"),
-        ({"missing": float("inf")}, "missing is inf; expected a number of at most 3.4e38 or NaN"),
-        ({"missing": 1e39}, "missing is 1e+39"),
-        ({"missing": None}, "missing is None"),
-        ({"missing": "0"}, "missing is '0'"),
-        ({"scattered": "drop"}, "'group' or 'refuse'"),
+        ({"features": 0}, "features .*1 or above, got 0"),
+        ({"features": True}, "features .*got True"),
+        ({"features": 2.0}, "features .*got 2.0"),
+        ({"missing": float("inf")}, "missing .*inf.*3.4e38 or NaN"),
+        ({"missing": 1e39}, r"missing .*1e\+39"),
+        ({"missing": None}, "missing .*None"),
+        ({"missing": "0"}, "missing .*'0'"),
+        ({"scattered": "drop"}, "scattered.*'drop'.*'group'.*'refuse'"),
     ]:
-        with pytest.raises(ValueError, match=re.escape(words)):
+        with pytest.raises(ValueError, match=words):
             read_svmlight(path, **arguments)
     with pytest.raises(ValueError, match="empty list"):
         read_svmlight([])

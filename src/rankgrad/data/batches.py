@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from rankgrad.checks import whole
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.order import mix, random_keys
-from rankgrad.data.values import as_whole
 
 POOL = 32  # batches whose queries are sorted by length among each other: more pads less, fewer mixes better
 ORDER, STEPS, DRAW = range(3)  # what a random key is for
@@ -136,11 +136,11 @@ def batches(
     >>> batch.mask.tolist(), batch.queries.tolist()
     ([[True, True, True], [True, True, False]], [0, 1])
     """
-    batch_size = as_whole("batch_size", batch_size, least=1)
-    list_size = None if list_size is None else as_whole("list_size", list_size, least=1)
-    max_documents = None if max_documents is None else as_whole("max_documents", max_documents, least=1)
-    seed, epoch, start = as_whole("seed", seed), as_whole("epoch", epoch), as_whole("start", start)
-    rank, world = as_whole("rank", rank), as_whole("world", world)
+    batch_size = whole("batch_size", batch_size, 1)
+    list_size = None if list_size is None else whole("list_size", list_size, 1)
+    max_documents = None if max_documents is None else whole("max_documents", max_documents, 1)
+    seed, epoch, start = whole("seed", seed), whole("epoch", epoch), whole("start", start)
+    rank, world = whole("rank", rank), whole("world", world)
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} of world {world}; expected 0 <= rank < world")
     if pad not in ("longest", "fixed"):

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankgrad.checks import whole
 from rankgrad.data.folder import read_folder, write_folder
 from rankgrad.data.order import random_keys
-from rankgrad.data.values import INT64, as_whole
 
 if TYPE_CHECKING:
     import torch
 
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+INT64 = range(-(2**63), 2**63)
 ARRAYS = ("features", "labels", "offsets", "query_ids", "weights", "rows")
 
 
@@ -186,7 +188,7 @@ class RankingDataset:
         cuts = np.rint(np.cumsum(sizes) * (len(self) / total)).astype(np.int64)
         if (np.diff(cuts, prepend=0) == 0).any():
             raise ValueError(f"the parts {list(parts)} of {len(self)} queries leave a part empty; use fewer parts")
-        order = np.argsort(random_keys(self.query_ids, as_whole("seed", seed)), kind="stable")
+        order = np.argsort(random_keys(self.query_ids, whole("seed", seed)), kind="stable")
         return [self.select(np.sort(part)) for part in np.split(order, cuts[:-1])]
 
     @staticmethod

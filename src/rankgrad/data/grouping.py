@@ -1,11 +1,11 @@
 """Arrays of rows in any order, with a query id each -> RankingDataset. This file may touch arrays alone; numpy only."""
 
+import math
 from typing import Any
 
 import numpy as np
 
-from rankgrad.data.dataset import RankingDataset, as_ids
-from rankgrad.data.values import MAX_FLOAT32
+from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset, as_ids
 
 
 def as_float32(features: np.ndarray) -> np.ndarray:
@@ -15,6 +15,21 @@ def as_float32(features: np.ndarray) -> np.ndarray:
     [1.0, 3.4028234663852886e+38, nan]
     """
     return features if features.dtype == np.float32 else np.clip(features, -MAX_FLOAT32, MAX_FLOAT32).astype(np.float32)
+
+
+def as_missing(value: Any) -> float:
+    """What a reader writes where a feature is missing: a number that float32 holds, or NaN.
+
+    >>> as_missing(0)
+    0.0
+    """
+    try:
+        number = float(value) if not isinstance(value, str | bytes | bool) else math.inf
+    except (TypeError, ValueError, OverflowError):
+        number = math.inf
+    if abs(number) > MAX_FLOAT32:  # False for NaN
+        raise ValueError(f"missing is {value!r}; expected a number of at most 3.4e38 or NaN, such as 0.0")
+    return number
 
 
 def as_query_ids(qid: Any, rows: int, name: str = "qid") -> np.ndarray:

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from rankgrad.checks import whole
 from rankgrad.data.catalogue import CATALOGUE, SPLITS, Entry
 from rankgrad.data.dataset import Description, RankingDataset
 from rankgrad.data.folder import is_saved, replacing
 from rankgrad.data.svmlight.text import blocks
 from rankgrad.data.tables.arrow import kind_of
-from rankgrad.data.values import as_whole
 
 SUMMARY = "summary.txt"
 VALIDATION_SEED = 0
@@ -93,7 +93,7 @@ def recognise(folder: str | Path, *, dataset: str | None = None, fold: int = 1) 
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; expected the folder of an unpacked ranking dataset")
-    if not 1 <= as_whole("fold", fold) <= 5:
+    if not 1 <= whole("fold", fold) <= 5:
         raise ValueError(f"there is no fold {fold}; expected 1 to 5")
     files = _parts(folder, fold)
     if not files:

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.values import MAX_FLOAT32
+from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset
 
 KINDS = ("auto", "web30k", "symlog", "standard", "quantile", "none")
 

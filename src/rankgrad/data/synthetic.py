@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rankgrad.checks import whole
 from rankgrad.data.catalogue import SPLITS
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.values import as_whole
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.intp]
@@ -130,7 +130,7 @@ def synthetic(size: str = "small", split: str = "train", seed: int = 0) -> Ranki
         raise ValueError(f"there is no synthetic size {size!r}; expected one of {', '.join(SIZES)}")
     if split not in SPLITS:
         raise ValueError(f"there is no split {split!r}; expected one of {', '.join(SPLITS)}")
-    seed = as_whole("seed", seed, least=0)
+    seed = whole("seed", seed, 0)
     chosen, position = SIZES[size], SPLITS.index(split)
     key = (seed, list(SIZES).index(size), position)
 

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from rankgrad.data.dataset import MAX_FLOAT32
 from rankgrad.data.svmlight.state import CLAMPED, CLAMPED_LINE, ENTRIES, LINES, ROWS, SEEN, WIDEST, WIDEST_LINE
-from rankgrad.data.values import MAX_FLOAT32
 
 try:
     import numba

@@ -23,7 +23,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from rankgrad.data.values import INT64, MAX_FLOAT32
+from rankgrad.data.dataset import INT64, MAX_FLOAT32
 
 MAX_LINE = 8 << 20  # bytes: about half a million features; what is longer is not a line of ranking data
 MAX_INDEX = 2**31 - 1

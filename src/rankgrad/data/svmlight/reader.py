@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from rankgrad.checks import whole
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.grouping import first_return, group_rows
+from rankgrad.data.grouping import as_missing, first_return, group_rows
 from rankgrad.data.svmlight import text as _text
 from rankgrad.data.svmlight.blocks import BlockError, Parsed, Scratch, parse_block
 from rankgrad.data.svmlight.line import MAX_INDEX, clamped_column, find_index, quote
 from rankgrad.data.svmlight.matrix import GrowingMatrix
 from rankgrad.data.svmlight.text import blocks
-from rankgrad.data.values import as_missing, as_whole
 
 PathLike = str | os.PathLike[str]
 
@@ -80,7 +80,7 @@ def read_svmlight(
     sides = None if groups is None else _as_paths("groups", groups)
     if sides is not None and len(sides) != len(paths):
         raise ValueError(f"groups= names {len(sides)} files for {len(paths)} data files; expected one for each")
-    features = None if features is None else as_whole("features", features, least=1)
+    features = None if features is None else whole("features", features, 1)
     missing = as_missing(missing)
     if scattered not in ("group", "refuse"):
         raise ValueError(f"scattered={scattered!r}; expected 'group' or 'refuse'")

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.grouping import first_return, group_rows, one_per_query
+from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset
+from rankgrad.data.grouping import as_missing, first_return, group_rows, one_per_query
 from rankgrad.data.tables.arrow import (
     Table,
     at,
@@ -26,7 +26,6 @@ from rankgrad.data.tables.arrow import (
     plain,
     reads_as_number,
 )
-from rankgrad.data.values import MAX_FLOAT32, as_missing
 
 ROLES = {"label": "grades", "qid": "query ids", "weight": "weights"}
 ROWS = 1 << 14  # rows turned into features at a time: a block of all columns stays in the cache
