@@ -700,13 +700,13 @@ def test_lightgbm_example_with_its_group_sizes(part, queries, rows):
     assert set(data.labels) == {0, 1, 2, 3, 4}
 
 
-def test_numba_wakes_up_with_the_reader_and_not_before():
-    code = """
+def test_numba_is_loaded_with_the_first_text_and_not_before(tmp_path):
+    code = f"""
 import sys
-import rankgrad.data.prepare, rankgrad.data.load
-rankgrad.data.load.read_splits("synthetic:tiny")
+from rankgrad.data import read_splits, read_svmlight
+read_splits("synthetic:tiny")
 print("numba" in sys.modules)
-from rankgrad.data import read_svmlight
+read_svmlight({str(write(tmp_path, GOOD))!r})
 print("numba" in sys.modules)
 """
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -729,9 +729,11 @@ print(data.features.tolist(), data.rows.tolist())
 def test_memory_stays_near_the_result(tmp_path):
     row = b" ".join(b"%d:0.5" % index for index in range(1, 101))
     path = write(tmp_path, b"".join(b"1 qid:%d %s\n" % (query, row) for query in range(150_000)))
+    small = write(tmp_path, GOOD, "small.txt")
     code = f"""
 import resource
 from rankgrad.data.svmlight.reader import read_svmlight
+read_svmlight({str(small)!r})  # loads the compiled code, which takes memory of its own
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = peak()
 data = read_svmlight({str(path)!r})

@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -161,9 +159,7 @@ def test_bad_arguments_are_named(arguments, message):
         synthetic(**{"size": "tiny", **arguments})
 
 
-def test_the_rooms_name_synthetic_is_the_function():
-    code = (
-        "from rankgrad.data import synthetic, Batches, Description, read_lists, read_splits; print(synthetic('tiny'))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert result.stdout.startswith("RankingDataset(30 queries")
+def test_the_packages_name_synthetic_is_the_function_and_not_the_module():
+    import rankgrad.data
+
+    assert rankgrad.data.synthetic is synthetic

@@ -5,19 +5,15 @@ folder keeps them on disk, catalogue and prepare know public datasets, synthetic
 batches and packed deal lists out to training steps.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from rankgrad.data.batches import Batch, Batches, batches
 from rankgrad.data.catalogue import CATALOGUE
 from rankgrad.data.dataset import Description, RankingDataset
 from rankgrad.data.load import read_lists, read_splits
 from rankgrad.data.prepare import prepare, recognise
 from rankgrad.data.scaling import Scaling, fit_scaling
+from rankgrad.data.svmlight.reader import read_svmlight
 from rankgrad.data.synthetic import synthetic
 from rankgrad.data.tables.reader import read_table
-
-if TYPE_CHECKING:
-    from rankgrad.data.svmlight.reader import read_svmlight
 
 __all__ = [
     "CATALOGUE",
@@ -36,11 +32,3 @@ __all__ = [
     "recognise",
     "synthetic",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "read_svmlight":  # loads compiled code: half a second that only text costs
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rankgrad.data.svmlight.reader import read_svmlight
-
-    return read_svmlight

@@ -16,6 +16,7 @@ from rankgrad.data.catalogue import CATALOGUE, SPLITS
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.folder import MANIFEST, read_manifest
 from rankgrad.data.prepare import SUMMARY, Progress, read_layout, recognise
+from rankgrad.data.svmlight.reader import read_svmlight
 from rankgrad.data.synthetic import SIZES, synthetic
 from rankgrad.data.tables.arrow import kind_of
 from rankgrad.data.tables.reader import read_table
@@ -112,10 +113,6 @@ def read_lists(
         if found is None:
             layout = recognise(path, fold=fold)
             entry = CATALOGUE.get(layout.dataset or "")
-            from rankgrad.data.svmlight.reader import (
-                read_svmlight,  # loads compiled code: half a second that only text costs
-            )
-
             read = partial(read_svmlight, features=features or (entry.features if entry else None), progress=progress)
             found = {name: partial(read, files) for name, files in layout.files.items()}
         if split not in found and len(found) > 1:
@@ -186,8 +183,6 @@ def _read_file(
 ) -> RankingDataset:
     if _is_table(path):
         return read_table(path, features=names, labelled=labelled, **columns._asdict())
-    from rankgrad.data.svmlight.reader import read_svmlight
-
     return read_svmlight(path, features=features, progress=progress)
 
 

@@ -20,6 +20,7 @@ from rankgrad.checks import whole
 from rankgrad.data.catalogue import CATALOGUE, SPLITS, Entry
 from rankgrad.data.dataset import Description, RankingDataset
 from rankgrad.data.folder import is_saved, replacing
+from rankgrad.data.svmlight.reader import read_svmlight
 from rankgrad.data.svmlight.text import blocks
 from rankgrad.data.tables.arrow import kind_of
 
@@ -261,8 +262,6 @@ def read_layout(layout: Layout, progress: Progress | None = None) -> Iterator[tu
         start, size = done, sum(p.stat().st_size for p in paths)
         done += size
         tell = None if progress is None else lambda now, of: progress(start + size * now // max(of, 1), total)
-        from rankgrad.data.svmlight.reader import read_svmlight  # loads compiled code: only text needs it
-
         return read_svmlight(paths, features=entry.features if entry else None, progress=tell)
 
     if entry:

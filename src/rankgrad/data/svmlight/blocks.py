@@ -1,35 +1,38 @@
 """A block of SVMLight lines into arrays: compiled where lines are plain, strict line by line where not.
 
-Importing this module wakes the compiled code up, so that no read has to wait for it.
+Importing this module does not import numba: the compiled code is loaded when the first block is parsed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 
-from rankgrad.data.svmlight import compiled as _compiled
 from rankgrad.data.svmlight.line import MAX_INDEX, MAX_LINE, LineError, Row, read_line
-from rankgrad.data.svmlight.state import CLAMPED, CLAMPED_LINE, ENTRIES, LINES, ROWS, SEEN, SLOTS, WIDEST, WIDEST_LINE
+
+# Slots of the int64 array in which the compiled reader and `parse_block` count; *_LINE are line numbers from 1.
+ROWS, ENTRIES, LINES, CLAMPED, CLAMPED_LINE, WIDEST, WIDEST_LINE, SLOTS = range(8)
+SEEN = 1 << 16  # unsorted lines are checked for repeated indices below this
 
 
 class Scratch:
     """Arrays to parse blocks into, one after the other; they grow to the largest block and are never cleared."""
 
     def __init__(self) -> None:
-        self._room = -1
+        self._capacity = -1
         self.seen = np.zeros(SEEN, np.int64)
 
-    def make_room(self, size: int) -> None:
+    def reserve(self, size: int) -> None:
         """Hold what a text of `size` bytes can hold at most: a row takes 2 bytes, an entry 4."""
-        if size > self._room:
-            self._room = size + size // 8
-            self.labels = np.empty(self._room // 2 + 1, np.float32)
-            self.qids = np.empty(self._room // 2 + 1, np.int64)
-            self.row_ends = np.empty(self._room // 2 + 1, np.int64)
-            self.indices = np.empty(self._room // 4 + 1, np.int32)
-            self.values = np.empty(self._room // 4 + 1, np.float32)
+        if size > self._capacity:
+            self._capacity = size + size // 8
+            self.labels = np.empty(self._capacity // 2 + 1, np.float32)
+            self.qids = np.empty(self._capacity // 2 + 1, np.int64)
+            self.row_ends = np.empty(self._capacity // 2 + 1, np.int64)
+            self.indices = np.empty(self._capacity // 4 + 1, np.int32)
+            self.values = np.empty(self._capacity // 4 + 1, np.float32)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,13 @@ class BlockError(Exception):
         self.cause = cause
 
 
+def _compiled() -> ModuleType:
+    """The compiled reader, loaded when first asked for: numba takes half a second, and seconds where nothing is cached."""
+    from rankgrad.data.svmlight import compiled
+
+    return compiled
+
+
 def parse_block(text: bytes, scratch: Scratch, wants_qid: bool = True, limit: int = MAX_INDEX) -> Parsed:
     r"""The documents of whole lines of text, the last ending with a newline too.
 
@@ -64,16 +74,17 @@ def parse_block(text: bytes, scratch: Scratch, wants_qid: bool = True, limit: in
     >>> block.labels.tolist(), block.qids.tolist(), block.indices.tolist()
     ([2.0, 0.0], [7, 7], [1, 3])
     """
-    scratch.make_room(len(text))
+    compiled = _compiled()
+    scratch.reserve(len(text))
     state = np.zeros(SLOTS, np.int64)
     parts = scratch.indices, scratch.values, scratch.row_ends, scratch.labels, scratch.qids
     bytes_of_text = np.frombuffer(text, np.uint8)
     # Blocks are shorter than MAX_LINE but for a first line put together from many: only that can be too long.
-    fast = _compiled.COMPILED and (len(text) <= MAX_LINE or text.index(b"\n") <= MAX_LINE)
+    fast = compiled.COMPILED and (len(text) <= MAX_LINE or text.index(b"\n") <= MAX_LINE)
     at = 0
     while True:
         if fast:
-            at = _compiled.read_lines(bytes_of_text, at, wants_qid, limit, *parts, scratch.seen, state)
+            at = compiled.read_lines(bytes_of_text, at, wants_qid, limit, *parts, scratch.seen, state)
         if at == len(text):
             break
         end = text.index(b"\n", at)
@@ -115,13 +126,10 @@ def _append(row: Row, scratch: Scratch, state: np.ndarray) -> None:
 
 def scatter(block: Parsed, dense: np.ndarray, missing: float) -> None:
     """Write a block's rows into dense [n, F], with `missing` where a row has no entry."""
-    if _compiled.COMPILED:
-        _compiled.scatter(block.indices, block.values, block.row_ends, dense, missing)
+    compiled = _compiled()
+    if compiled.COMPILED:
+        compiled.scatter(block.indices, block.values, block.row_ends, dense, missing)
     else:
         lengths = np.diff(block.row_ends, prepend=0)
         dense[:] = missing
         dense[np.repeat(np.arange(len(dense)), lengths), block.indices - 1] = block.values
-
-
-# numba takes half a second to load what it compiled earlier (seconds to compile it the first time): paid on import
-scatter(parse_block(b"0 qid:1 1:1\n", Scratch()), np.empty((1, 1), np.float32), 0.0)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from rankgrad.data.dataset import MAX_FLOAT32
-from rankgrad.data.svmlight.state import CLAMPED, CLAMPED_LINE, ENTRIES, LINES, ROWS, SEEN, WIDEST, WIDEST_LINE
+from rankgrad.data.svmlight.blocks import CLAMPED, CLAMPED_LINE, ENTRIES, LINES, ROWS, SEEN, WIDEST, WIDEST_LINE
 
 try:
     import numba

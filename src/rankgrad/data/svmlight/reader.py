@@ -98,7 +98,7 @@ def read_svmlight(
         offsets, query_ids, order = np.concatenate(([0], np.cumsum(sizes))), np.arange(len(sizes)), None
     matrix = reading.matrix.finish(reading.width)
     if order is not None:
-        from rankgrad.data.svmlight.compiled import permute_rows
+        from rankgrad.data.svmlight.compiled import permute_rows  # loaded by now: the files have been parsed
 
         permute_rows(matrix, order)
         labels = labels[order]
