@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankgrad.data.catalogue import CATALOGUE, SPLITS, Counts
+from rankgrad.data.catalogue import CATALOGUE, SPLITS, Counts, recognise
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.prepare import prepare, recognise
+from rankgrad.data.prepare import prepare
 
 MQ2008 = Path(__file__).resolve().parents[3] / "shared" / "data" / "mq2008"
 needs_mq2008 = pytest.mark.skipif(not MQ2008.is_dir(), reason="MQ2008 is not beside this checkout")

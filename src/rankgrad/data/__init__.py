@@ -6,10 +6,10 @@ batches and packed deal lists out to training steps.
 """
 
 from rankgrad.data.batches import Batch, Batches, batches
-from rankgrad.data.catalogue import CATALOGUE
+from rankgrad.data.catalogue import CATALOGUE, recognise
 from rankgrad.data.dataset import Description, RankingDataset
 from rankgrad.data.load import read_lists, read_splits
-from rankgrad.data.prepare import prepare, recognise
+from rankgrad.data.prepare import prepare
 from rankgrad.data.scaling import Scaling, fit_scaling
 from rankgrad.data.svmlight.reader import read_svmlight
 from rankgrad.data.synthetic import synthetic

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rankgrad.data.catalogue import CATALOGUE, SPLITS
+from rankgrad.data.catalogue import CATALOGUE, SPLITS, Progress, read_layout, recognise
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.folder import MANIFEST, read_manifest
-from rankgrad.data.prepare import SUMMARY, Progress, read_layout, recognise
+from rankgrad.data.prepare import SUMMARY
 from rankgrad.data.svmlight.reader import read_svmlight
 from rankgrad.data.synthetic import SIZES, synthetic
 from rankgrad.data.tables.arrow import kind_of
