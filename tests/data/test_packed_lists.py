@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from rankgrad.data import packed as packing
+from rankgrad.data import packed
 from rankgrad.data.batches import batches
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.packed import ahead, carried, packed_lists, padded
+from rankgrad.data.packed import packed_lists, padded
+from rankgrad.data.prefetch import prefetch, prefetch_to_device
 from rankgrad.data.synthetic import synthetic
 
 DATA = synthetic("tiny", "train")  # 30 lists of up to 30 documents
@@ -16,8 +17,8 @@ FEATURES, LABELS, _ = DATA.tensors("cpu")
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
-    monkeypatch.setattr(packing, "ROWS_AT_ONCE", 64)
-    monkeypatch.setattr(packing, "DRAWN_AT_ONCE", 100)  # three lists of 30 documents
+    monkeypatch.setattr(packed, "ROW_MULTIPLE", 64)
+    monkeypatch.setattr(packed, "DRAW_CHUNK", 100)  # three lists of 30 documents
 
 
 def unpacked(step):
@@ -45,7 +46,7 @@ def test_lists_and_steps_are_those_of_padded_batches(list_size, batch_size):
         assert set(step.queries[lists:].tolist()) <= set(batch.queries.tolist())
 
 
-def test_shapes_are_few_and_the_filling_is_lists_that_reach_no_slot():
+def test_shapes_are_few_and_the_padding_is_lists_that_reach_no_slot():
     shapes = set()
     for epoch in range(8):
         for step in packed_lists(DATA, 8, list_size=20, epoch=epoch):
@@ -61,8 +62,8 @@ def test_shapes_are_few_and_the_filling_is_lists_that_reach_no_slot():
 
 
 def test_large_steps_have_few_shapes_too(monkeypatch):
-    monkeypatch.setattr(packing, "ROWS_AT_ONCE", 2)
-    monkeypatch.setattr(packing, "SHAPES", 4)
+    monkeypatch.setattr(packed, "ROW_MULTIPLE", 2)
+    monkeypatch.setattr(packed, "SHAPES", 4)
     lengths = {
         len(step.rows) for epoch in range(20) for step in packed_lists(DATA, 4, list_size=20, epoch=epoch)
     }  # of up to 80 documents
@@ -79,12 +80,12 @@ def test_a_run_that_resumes_sees_the_same_steps():
 
 
 @pytest.mark.parametrize("kind", ["packed", "padded"])
-def test_carried_batches_hold_their_documents(kind):
+def test_prefetched_batches_hold_their_documents(kind):
     def lists():
         make = packed_lists if kind == "packed" else batches
         return ((batch, 8) for batch in make(DATA, 8, list_size=9))
 
-    for (batch, count), (plain, _) in zip(carried(lists(), DATA, torch.device("cpu")), lists(), strict=True):
+    for (batch, count), (plain, _) in zip(prefetch_to_device(lists(), DATA, torch.device("cpu")), lists(), strict=True):
         assert count == 8
         if kind == "padded":
             assert torch.equal(batch.features, plain.features)
@@ -94,12 +95,12 @@ def test_carried_batches_hold_their_documents(kind):
         assert torch.equal(batch.slots, plain.slots) and torch.equal(batch.offsets, plain.offsets)
 
 
-def test_what_is_made_ahead_keeps_its_order_passes_errors_on_and_may_be_left():
-    assert list(ahead(iter(range(20)), lambda n: n * n)) == [n * n for n in range(20)]
+def test_what_is_prefetched_keeps_its_order_passes_errors_on_and_may_be_left():
+    assert list(prefetch(iter(range(20)), lambda n: n * n)) == [n * n for n in range(20)]
     with pytest.raises(ZeroDivisionError):
-        list(ahead(iter([1, 0]), lambda n: 1 / n))
+        list(prefetch(iter([1, 0]), lambda n: 1 / n))
     made = []
-    for value in ahead(iter(range(1000)), lambda n: made.append(n) or n):
+    for value in prefetch(iter(range(1000)), lambda n: made.append(n) or n):
         if value == 3:
             break
     assert len(made) < 20

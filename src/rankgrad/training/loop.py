@@ -24,7 +24,8 @@ from rankgrad import kernels
 from rankgrad.checks import one_of
 from rankgrad.data.batches import Batch, Batches, batches
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.packed import Packed, PackedLists, carried, packed_lists
+from rankgrad.data.packed import Packed, PackedLists, packed_lists
+from rankgrad.data.prefetch import prefetch_to_device
 from rankgrad.metrics import parse_metric
 from rankgrad.models import rounded
 from rankgrad.training.config import Config, Optimiser, Train
@@ -290,7 +291,7 @@ def _epoch_lists(
     else:
         lists = batches(data, size, rank=rank, world=world, pad="fixed" if path.graph else "longest", **common)
     items = ((batch, lists.lists) for batch in lists)
-    return items if path.resident else carried(items, data, device)
+    return items if path.resident else prefetch_to_device(items, data, device)
 
 
 class Readings:
