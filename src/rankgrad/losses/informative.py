@@ -1,6 +1,7 @@
-"""Which lists can teach a loss anything: rules on labels and mask, [..., L] -> [...] bool.
+"""Which lists a loss can learn from: rules on labels and mask, [..., L] -> [...] bool.
 
-A list that cannot teach weighs nothing in a mean. The trainer asks the same rules how many lists of a step can.
+A list that a loss cannot learn from weighs nothing in its mean. The trainer asks the same rules how many lists of a step
+count. A rule may take options of its loss by name, such as `threshold`.
 """
 
 import torch
@@ -19,7 +20,15 @@ def has_pair(labels: Tensor, mask: Tensor) -> Tensor:
     return highest > lowest
 
 
-def has_relevant(labels: Tensor, mask: Tensor, threshold: float | None = None) -> Tensor:
-    """Listwise and direct losses: two documents, one of them relevant (y > 0, or y >= threshold for binary metrics)."""
-    relevant = labels > 0 if threshold is None else labels >= threshold
+def has_relevant(labels: Tensor, mask: Tensor) -> Tensor:
+    """Listwise losses: two documents, one of them relevant (y > 0)."""
+    return _two_with_one(labels > 0, mask)
+
+
+def has_match(labels: Tensor, mask: Tensor, threshold: float = 1.0) -> Tensor:
+    """Losses of binary metrics: two documents, one of them relevant (y >= threshold)."""
+    return _two_with_one(labels >= threshold, mask)
+
+
+def _two_with_one(relevant: Tensor, mask: Tensor) -> Tensor:
     return (mask.sum(-1) >= 2) & (mask & relevant).any(-1)

@@ -4,8 +4,9 @@ With P the relaxed sort of the scores, scale = Sinkhorn scaling and q = scale(P)
 scores, each loss is minus the metric written in q. As tau -> 0 it becomes minus the metric. What all of them take:
 
     tau                        temperature of the sort
-    sinkhorn_iters, sinkhorn_tol   rounds of scaling at most, and when a list has had enough (0: never before the last round)
-    sort                       the relaxation: neural_sort, soft_sort, ot_sort, or any function of their signature
+    sinkhorn_iters             rounds of scaling at most
+    sinkhorn_tol               a list stops once all its sums are this close to one (0: only after the last round)
+    sort                       the relaxed sort: neural_sort, soft_sort, ot_sort, or any function of their signature
     samples, noise             the stochastic form: mean over S perturbed copies of the scores; Gumbel noise is drawn from
                                `generator`, or given as `noise` [S, ..., L]
     beta, log_scores, perturb  s' = s - min s + 1e-10 within the list, then beta log s' + beta G (perturb="paper": an exact
@@ -13,7 +14,7 @@ scores, each loss is minus the metric written in q. As tau -> 0 it becomes minus
                                log_scores=False: s + beta G
     backend                    the torch path or its Triton twin, for neural_sort on a GPU: see `rankgrad.kernels`
 
-A list teaches with two documents, one of them relevant (y > 0; y >= threshold for the binary metrics).
+A list is informative with two documents, one of them relevant (y > 0; y >= threshold for the binary metrics).
 """
 
 import torch
@@ -21,10 +22,10 @@ from torch import Tensor
 
 from rankgrad.checks import cutoff, positive
 from rankgrad.core.gains import Gain, cascade, discounts, gains, normalised_gains, ranks, stop_chances, top
-from rankgrad.core.lists import Lists, prepare, reduce
-from rankgrad.losses import fused
-from rankgrad.losses.informative import has_relevant
-from rankgrad.losses.relaxed_sort import Relaxation, Sort, relaxed
+from rankgrad.core.lists import Lists, check_for_kernel, prepare, reduce
+from rankgrad.kernels import neural_ndcg_kernel
+from rankgrad.losses.informative import has_match, has_relevant
+from rankgrad.losses.relaxed_sort import Sort, SortOptions, relaxed
 from rankgrad.sorting import neural_sort
 
 
@@ -55,10 +56,10 @@ def neural_ndcg(
     >>> [round(neural_ndcg(s, y, tau=tau).item(), 4) for tau in (1.0, 0.1, 0.001)]
     [-0.7799, -0.9537, -0.9849]
     """
-    relaxation = Relaxation(
+    options = SortOptions(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     )
-    return _ndcg(scores, labels, mask, k, gain, relaxation, reduction, check, transposed=False)
+    return _ndcg(scores, labels, mask, k, gain, options, reduction, check, transposed=False)
 
 
 def neural_ndcg_transposed(
@@ -91,10 +92,10 @@ def neural_ndcg_transposed(
     >>> round(neural_ndcg_transposed(s, y, k=2, tau=0.001).item(), 4)
     -0.9253
     """
-    relaxation = Relaxation(
+    options = SortOptions(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     )
-    return _ndcg(scores, labels, mask, k, gain, relaxation, reduction, check, transposed=True)
+    return _ndcg(scores, labels, mask, k, gain, options, reduction, check, transposed=True)
 
 
 def neural_map(
@@ -127,16 +128,16 @@ def neural_map(
     -0.5833
     """
     k, threshold = cutoff(k), positive("threshold", threshold)
-    relaxation = Relaxation(
+    options = SortOptions(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     ).checked(scores)
     lists = prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
-    q = relaxed(lists, relevant, relaxation, labels.shape)
+    q = relaxed(lists, relevant, options, labels.shape)
     precision = q.cumsum(-1) / ranks(q)
     total = relevant.sum(-1).clamp(min=1)
     average_precision = (q * precision * top(q, k)).sum(-1) / total
-    return _loss(average_precision, lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
+    return _loss(average_precision, lists, has_match(lists.labels, lists.mask, threshold), options, reduction)
 
 
 def neural_mrr(
@@ -167,13 +168,13 @@ def neural_mrr(
     -0.5
     """
     k, threshold = cutoff(k), positive("threshold", threshold)
-    relaxation = Relaxation(
+    options = SortOptions(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     ).checked(scores)
     lists = prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
-    stops = relaxed(lists, relevant, relaxation, labels.shape)
-    return _loss(cascade(stops, k), lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
+    stops = relaxed(lists, relevant, options, labels.shape)
+    return _loss(cascade(stops, k), lists, has_match(lists.labels, lists.mask, threshold), options, reduction)
 
 
 def neural_err(
@@ -206,12 +207,12 @@ def neural_err(
     -0.501953
     """
     k, max_label = cutoff(k), positive("max_label", max_label)
-    relaxation = Relaxation(
+    options = SortOptions(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     ).checked(scores)
     lists = prepare(scores, labels, mask, check)
-    stops = relaxed(lists, stop_chances(lists.labels, lists.mask, max_label), relaxation, labels.shape)
-    return _loss(cascade(stops, k), lists, has_relevant(lists.labels, lists.mask), relaxation, reduction)
+    stops = relaxed(lists, stop_chances(lists.labels, lists.mask, max_label), options, labels.shape)
+    return _loss(cascade(stops, k), lists, has_relevant(lists.labels, lists.mask), options, reduction)
 
 
 def neural_precision(
@@ -244,15 +245,15 @@ def neural_precision(
     -0.5
     """
     k, threshold = cutoff(k), positive("threshold", threshold)
-    relaxation = Relaxation(
+    options = SortOptions(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     ).checked(scores)
     lists = prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
-    q = relaxed(lists, relevant, relaxation, labels.shape)
+    q = relaxed(lists, relevant, options, labels.shape)
     depth = lists.counts.clamp(min=1) if k is None else k
     precision = (q * top(q, k)).sum(-1) / depth
-    return _loss(precision, lists, has_relevant(lists.labels, lists.mask, threshold), relaxation, reduction)
+    return _loss(precision, lists, has_match(lists.labels, lists.mask, threshold), options, reduction)
 
 
 def _ndcg(
@@ -261,37 +262,36 @@ def _ndcg(
     mask: Tensor | None,
     k: int | None,
     gain: Gain,
-    relaxation: Relaxation,
+    options: SortOptions,
     reduction: str,
     check: bool | None,
     *,
     transposed: bool,
 ) -> Tensor:
     """NeuralNDCG, or its transposed form: gains by relaxed rank times discounts, or relaxed discounts times gains."""
-    k, relaxation = cutoff(k), relaxation.checked(scores)
-    if relaxation.fused:
-        return fused.neural_ndcg(
+    k, options = cutoff(k), options.checked(scores)
+    if options.backend == "triton" and not options.stochastic:
+        return neural_ndcg_kernel(
             scores,
             labels,
             mask,
             k=k,
-            tau=relaxation.tau,
-            gain=gain,
-            iters=relaxation.iters,
-            tol=relaxation.tol,
+            gain=check_for_kernel(scores, labels, mask, gain=gain, reduction=reduction, check=check),
+            tau=options.tau,
+            iters=options.iters,
+            tol=options.tol,
             transposed=transposed,
             reduction=reduction,
-            check=check,
         )
     lists = prepare(scores, labels, mask, check, gain=gain)
     relevant = has_relevant(lists.labels, lists.mask)
-    values, teaches = normalised_gains(gains(lists.labels, lists.mask, gain), k, relevant)
+    values, informative = normalised_gains(gains(lists.labels, lists.mask, gain), k, relevant)
     by_rank = discounts(lists.scores.shape[-1], k, scores.device)
     moved, others = (by_rank, values) if transposed else (values, by_rank)
-    placed = relaxed(lists, moved, relaxation, labels.shape, transposed=transposed)
-    return _loss((placed * others.to(placed.dtype)).sum(-1), lists, teaches, relaxation, reduction)
+    placed = relaxed(lists, moved, options, labels.shape, transposed=transposed)
+    return _loss((placed * others.to(placed.dtype)).sum(-1), lists, informative, options, reduction)
 
 
-def _loss(metric: Tensor, lists: Lists, teaches: Tensor, relaxation: Relaxation, reduction: str) -> Tensor:
-    """Minus the metric, mean over samples, reduced over the lists that teach."""
-    return reduce(-metric.mean(0) if relaxation.stochastic else -metric, teaches, lists, reduction)
+def _loss(metric: Tensor, lists: Lists, informative: Tensor, options: SortOptions, reduction: str) -> Tensor:
+    """Minus the metric, mean over samples, reduced over the informative lists."""
+    return reduce(-metric.mean(0) if options.stochastic else -metric, informative, lists, reduction)

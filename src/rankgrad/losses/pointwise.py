@@ -1,4 +1,4 @@
-"""Pointwise losses: each document is judged against its own label. A list teaches if it has a real document."""
+"""Pointwise losses: each document is compared with its own label. A list is informative if it has a real document."""
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ def rmse(
     lists = prepare(scores, labels, mask, check)
     error = lists.labels.to(lists.scores.dtype) - levels * lists.scores.sigmoid()
     mean = _mean_over_documents(error.square(), lists)
-    exact = mean == 0  # the square root's gradient is infinite there; a perfect fit has nothing to teach
+    exact = mean == 0  # the square root's gradient is infinite there; a perfect fit gets a gradient of 0
     root = torch.where(exact, 1.0, mean).sqrt()
     return reduce(torch.where(exact, mean, root), has_document(lists.labels, lists.mask), lists, reduction)
 
@@ -73,6 +73,11 @@ def ordinal(
     exceeds = (lists.labels[..., None] > thresholds).to(lists.scores.dtype)
     losses = functional.binary_cross_entropy_with_logits(lists.scores, exceeds, reduction="none").sum(-1)
     return reduce(_mean_over_documents(losses, lists), has_document(lists.labels, lists.mask), lists, reduction)
+
+
+def logits_of_levels(highest_label: int) -> int:
+    """How many logits `ordinal` needs per document: one for each level above the lowest."""
+    return max(1, highest_label)
 
 
 def _mean_over_documents(values: Tensor, lists: Lists) -> Tensor:
