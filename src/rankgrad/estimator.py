@@ -1,4 +1,4 @@
-"""`NeuralRanker`: fit, predict and score in scikit-learn's manners. Room 6: a front door, everything is done elsewhere.
+"""`NeuralRanker`: fit, predict and score in scikit-learn's manners; everything is done elsewhere.
 
 Needs scikit-learn, which rankgrad itself does not: this module is imported when `rankgrad.NeuralRanker` is first used.
 It turns arrays and frames into a RankingDataset and parameters into a Config, runs the training loop, and gives torch's
@@ -10,44 +10,42 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Tensor
 
 try:
     from sklearn.base import BaseEstimator
     from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted
-
-    from rankgrad.inputs import (
-        documents,
-        eval_parts,
-        features,
-        warn_if_nothing_chooses,
-        warn_if_nothing_teaches,
-    )
+    from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
-    raise ImportError("NeuralRanker needs scikit-learn 1.6 or newer; pip install scikit-learn") from error
+    raise ImportError("NeuralRanker needs scikit-learn 1.6 or newer; pip install 'rankgrad[sklearn]'") from error
 
 from rankgrad.checks import whole
+from rankgrad.data.batches import batches
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.grouping import as_query_ids, group_arrays
-from rankgrad.data.scaling import Scaling, fit_scaling
-from rankgrad.files import load_tensors, save_tensors
+from rankgrad.data.grouping import as_float32, as_query_ids, group_arrays
+from rankgrad.data.scaling import fit_scaling
+from rankgrad.files import load_tensors, pack, unpack
+from rankgrad.losses import LossSpec
 from rankgrad.metrics import parse_metric
+from rankgrad.ranker import Ranker
 from rankgrad.training import config as settings
-from rankgrad.training.build import make_device, make_model, make_objective, parse_loss, resolve, takes_gain
-from rankgrad.training.config import Config, dumps, loads
+from rankgrad.training.build import as_spec, make_device, make_objective, takes_gain, validate
+from rankgrad.training.config import Config, dumps
 from rankgrad.training.data import hold_out, scaled
-from rankgrad.training.evaluate import expect_gains, expect_grades, judge, mean, score
-from rankgrad.training.loop import Epoch, Learner, Step, make_optimiser, train
+from rankgrad.training.evaluate import can_choose, expect_gains, expect_grades, mean, measure
+from rankgrad.training.loop import Epoch, Step, train
 from rankgrad.training.progress import watch
+from rankgrad.training.state import TrainState, make_optimiser
+from rankgrad.training.step import Objective
 
+NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": "allow-nan"}
 ROWS = 1024  # documents scored at once where no list is needed
 
 
@@ -56,7 +54,8 @@ class NeuralRanker(BaseEstimator):
 
     The defaults are the paper's recipe. Parameters carry the names and the meaning of a run's config.toml:
 
-    - `loss`: a name, with `@10` for a cut-off; `loss_options`: a dict of the loss's other options, such as {"tau": 0.5}.
+    - `loss`: a name, with `@10` for a cut-off, or a loss of your own, a `rankgrad.LossSpec` or a function with the signature
+      of every loss; `loss_options`: a dict of the loss's other options, such as {"tau": 0.5}.
     - `model`: "transformer" (`width`, `layers`, `heads`, `feedforward`), "mlp" (`hidden`) or "linear", with `dropout`
       and `input_noise` (deviation of what is added to scaled features in training); `tanh` on the scores, None: for the losses neural_... only.
     - `scaling` of the features, fitted on the training queries: auto, web30k, symlog, standard, quantile, none.
@@ -71,7 +70,8 @@ class NeuralRanker(BaseEstimator):
     - `device`: auto, cpu, cuda, ...; `random_state`: an int gives the same model again, to the bit on the CPU with the same
       number of threads; None draws a new seed without touching numpy's. `verbose`: 1 shows progress on stderr.
 
-    After `fit`: `model_` (a torch module), `scaling_`, `config_` (what a run's config.toml would say, with the seed),
+    After `fit`: `ranker_` (a `rankgrad.ranker.Ranker`), `model_` (its torch module), `scaling_`, `config_` (what a run's
+    config.toml would say, with the seed),
     `history_` (a dict per epoch), `best_epoch_` (whose weights are kept, from 1), `best_score_` (its metric),
     `n_features_in_`, and `feature_names_in_` where X had names.
 
@@ -92,7 +92,7 @@ class NeuralRanker(BaseEstimator):
     def __init__(
         self,
         *,
-        loss: str = "neural_ndcg",
+        loss: str | LossSpec | Callable[..., Tensor] = "neural_ndcg",
         loss_options: Mapping[str, Any] | None = None,
         model: str = "transformer",
         width: int = 96,
@@ -172,22 +172,22 @@ class NeuralRanker(BaseEstimator):
         - `sample_weight`: one weight per query, in order of first appearance, or one per row, equal within a query.
           A query of weight 0 is never seen. `eval_set` is not weighted.
         """
-        config = self._config()
+        config, loss = self._config(), self._own_loss()
         if qid is None:
             raise ValueError(
                 "fit needs qid, the query id of every row, because documents are ranked within their query; "
                 "pass fit(X, y, qid=...), or np.repeat(np.arange(len(group)), group) where you have group sizes"
             )
-        rows, labels = documents(self, X, y, reset=True)
+        rows, labels = _documents(self, X, y, reset=True)
         data = group_arrays(rows, labels, as_query_ids(qid, len(rows)), sample_weight)
         expect_grades(data, [config.train.metric])
-        if takes_gain(config):
+        if takes_gain(config, loss):
             expect_gains(data, f"the loss {config.loss.name}", ", or choose a loss without gains, such as listnet")
-        judged = eval_parts(eval_set, eval_qid)
+        given = _eval_parts(eval_set, eval_qid)
         held_out = None
-        if judged is not None:
-            rows, labels = documents(self, *judged[:2])
-            held_out = group_arrays(rows, labels, as_query_ids(judged[2], len(rows), "eval_qid"))
+        if given is not None:
+            rows, labels = _documents(self, *given[:2])
+            held_out = group_arrays(rows, labels, as_query_ids(given[2], len(rows), "eval_qid"))
             expect_grades(held_out, [config.train.metric])
         elif config.train.patience is not None:
             if len(data) < 2:
@@ -198,34 +198,58 @@ class NeuralRanker(BaseEstimator):
             data, held_out = hold_out(data, config.data.validation, config.train.seed)
         scaling = fit_scaling(data, config.data.scaling)
         train_set = scaled(data, scaling)
-        objective = make_objective(config)
-        warn_if_nothing_teaches(train_set, objective, config.loss.name)
+        objective = make_objective(config, loss)
+        _warn_if_nothing_counts(train_set, objective, config.loss.name)
         if held_out is not None:
-            warn_if_nothing_chooses(held_out, config.train.metric)
+            _warn_if_nothing_chooses(held_out, config.train.metric)
         with _borrowed(self.device) as device:
-            units = max(1, int(data.labels.max())) if parse_loss(config.loss.name)[0] == "ordinal" else 1
             torch.manual_seed(config.train.seed)
-            model = make_model(config.model, data.features.shape[1], units, config.loss.name).to(device)
-            learner = Learner(model, make_optimiser(model, config.optimiser))
+            ranker = Ranker.build(config, data, scaling, device, loss)
+            state = TrainState(ranker.model, make_optimiser(ranker.model, config.optimiser))
             vali_set = train_set if held_out is None else scaled(held_out, scaling)
-            events = train(learner, objective, train_set, vali_set, config, device)
+            events = train(state, objective, train_set, vali_set, config, device)
             history: list[dict[str, Any]] = []
             watch(_recorded(events, history), config, quiet=not self.verbose)
         if held_out is not None:
-            model.load_state_dict(learner.best)
-        self.model_, self.scaling_, self.config_ = model.eval(), scaling, config
-        self.history_ = history
-        self.best_epoch_ = len(history) if held_out is None else learner.progress.best_epoch
+            ranker.model.load_state_dict(state.best)
+        ranker.model.eval()
+        self.ranker_, self.history_ = dataclasses.replace(ranker, names=self._names()), history
+        self.best_epoch_ = len(history) if held_out is None else state.progress.best_epoch
         self.best_score_ = history[self.best_epoch_ - 1]["metric"]
         return self
+
+    @property
+    def model_(self) -> torch.nn.Module:
+        """The fitted torch module."""
+        return self._fitted().model
+
+    @property
+    def scaling_(self) -> Any:
+        """How the features are scaled before the model sees them."""
+        return self._fitted().scaling
+
+    @property
+    def config_(self) -> Config:
+        """What a run's config.toml would say, with the seed."""
+        return self._fitted().config
+
+    def _fitted(self) -> Ranker:
+        ranker = self.__dict__.get("ranker_")
+        if ranker is None:
+            raise AttributeError(f"this {type(self).__name__} is not fitted yet; call fit first")
+        return ranker
+
+    def _names(self) -> tuple[str, ...] | None:
+        names = getattr(self, "feature_names_in_", None)
+        return None if names is None else tuple(map(str, names))
 
     def predict(self, X: Any, qid: Any = None) -> np.ndarray:
         """Scores [N] float32 in the order of the rows: higher is better, comparable within a query only.
 
         A transformer judges a document beside the others of its list and needs qid; the other models do without.
         """
-        check_is_fitted(self, "model_")
-        rows = features(self, X)
+        check_is_fitted(self, "ranker_")
+        rows = as_float32(validate_data(self, X, reset=False, **NUMBERS))
         if qid is not None:
             ids = as_query_ids(qid, len(rows))
         elif self.config_.model.kind == "transformer":
@@ -240,32 +264,29 @@ class NeuralRanker(BaseEstimator):
 
     def score(self, X: Any, y: Any, *, qid: Any = None) -> float:
         """The mean of `metric` over queries; one without a relevant document counts as 1 for NDCG and 0 for the rest."""
-        check_is_fitted(self, "model_")
-        name = self.metric
-        rule = parse_metric(name).func.__kwdefaults__["empty"]  # type: ignore[attr-defined]
+        check_is_fitted(self, "ranker_")
+        metric = parse_metric(self.metric)
         if qid is None:
             raise ValueError("score needs qid, the query id of every row; pass score(X, y, qid=...)")
-        rows, labels = documents(self, X, y)
+        rows, labels = _documents(self, X, y)
         data = group_arrays(rows, labels, as_query_ids(qid, len(rows)))
-        return mean(judge(self._scores(data), data, [name])[name], rule)
+        return mean(measure(self._scores(data), data, [metric.name])[metric.name], metric.empty)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted ranker into one safetensors file; `load` reads it without executing anything.
 
         A `random_state` that is not an int is written as the seed it gave.
         """
-        check_is_fitted(self, "model_")
+        check_is_fitted(self, "ranker_")
+        self.ranker_.save(Path(path), self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        """What a file holds beside the ranker."""
         parameters = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
+        parameters["loss"] = self.config_.loss.name  # a loss of one's own has a name and no other form on disk
         if not isinstance(parameters["random_state"], int | None):
             parameters["random_state"] = self.config_.train.seed
-        facts = {
-            "parameters": parameters,
-            "config": dumps(self.config_),
-            "history": self.history_,
-            "best_epoch": self.best_epoch_,
-            "feature_names": getattr(self, "feature_names_in_", np.empty(0)).tolist(),
-        }
-        save_tensors(Path(path), _pack(self.model_, self.scaling_), facts)
+        return {"parameters": parameters, "history": self.history_, "best_epoch": self.best_epoch_}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -274,28 +295,26 @@ class NeuralRanker(BaseEstimator):
         if "parameters" not in facts:
             raise ValueError(f"{path} is not a saved NeuralRanker; expected a file that NeuralRanker.save wrote")
         ranker = cls(**_plain(facts["parameters"]))
-        ranker.config_ = loads(facts["config"], f"the configuration in {path}")
-        ranker.model_, ranker.scaling_ = _unpack(tensors, ranker.config_)
+        ranker.ranker_ = Ranker.restore(tensors, facts, "cpu", source=str(path))
         ranker.history_, ranker.best_epoch_ = facts["history"], facts["best_epoch"]
         ranker.best_score_ = ranker.history_[ranker.best_epoch_ - 1]["metric"]
-        ranker.n_features_in_ = ranker.scaling_.columns
-        if facts["feature_names"]:
-            ranker.feature_names_in_ = np.array(facts["feature_names"], dtype=object)
+        ranker.n_features_in_ = ranker.ranker_.features
+        if ranker.ranker_.names:
+            ranker.feature_names_in_ = np.array(ranker.ranker_.names, dtype=object)
         return ranker
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy: no torch module, no class of ours, but the bytes of a safetensors file and a text."""
+        """For pickle and copy: no torch module, no class of ours, but the bytes of a safetensors file."""
         state = dict(super().__getstate__())
-        if "model_" in state:
-            state["model_"] = save(_pack(state["model_"], state.pop("scaling_")))
-            state["config_"] = dumps(state["config_"])
+        if "ranker_" in state:
+            ranker = state["ranker_"]
+            state["ranker_"] = pack(ranker.tensors(), ranker.description())
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        if "model_" in state:
-            state["config_"] = loads(state["config_"])
-            state["model_"], state["scaling_"] = _unpack(load(state["model_"]), state["config_"])
+        if "ranker_" in state:
+            state["ranker_"] = Ranker.restore(*unpack(state["ranker_"], "the pickled ranker"), "cpu")
         super().__setstate__(state)
 
     def __sklearn_tags__(self) -> Any:
@@ -313,7 +332,7 @@ class NeuralRanker(BaseEstimator):
         config = Config(
             data=settings.Data(**_fields(settings.Data, values)),
             model=settings.Model(**_fields(settings.Model, values)),
-            loss=settings.Loss(values["loss"], values["loss_options"] or {}),
+            loss=settings.Loss(self._loss_name(), values["loss_options"] or {}),
             optimiser=settings.Optimiser(values["optimiser"], **_fields(settings.Optimiser, values)),
             train=settings.Train(**_fields(settings.Train, values)),
         )
@@ -321,7 +340,15 @@ class NeuralRanker(BaseEstimator):
             dumps(config)
         except TypeError as error:
             raise ValueError(f"a parameter is no plain value: {error}; expected numbers, texts or tuples") from None
-        return resolve(config)
+        return validate(config, self._own_loss())
+
+    def _own_loss(self) -> LossSpec | None:
+        """The loss of the caller's own, None where it is named."""
+        return as_spec(self.loss) if isinstance(self.loss, LossSpec) or callable(self.loss) else None
+
+    def _loss_name(self) -> Any:
+        own = self._own_loss()
+        return self.loss if own is None else own.name
 
     def _seed(self) -> int:
         if self.random_state is None:
@@ -333,7 +360,7 @@ class NeuralRanker(BaseEstimator):
     def _scores(self, data: RankingDataset) -> np.ndarray:
         """[N] in the order of the dataset."""
         with _borrowed(self.device) as device:
-            return score(self.model_.to(device), scaled(data, self.scaling_), device=device)
+            return dataclasses.replace(self.ranker_, model=self.model_.to(device), device=device).score_lists(data)
 
 
 # --- training and keeping ---------------------------------------------------------------------------------------------
@@ -359,21 +386,6 @@ def _recorded(events: Iterator[Step | Epoch], history: list[dict[str, Any]]) -> 
         yield event
 
 
-def _pack(model: nn.Module, scaling: Scaling) -> dict[str, Tensor]:
-    tensors = {f"model.{name}": tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    return tensors | {f"scaling.{name}": torch.from_numpy(np.array(a)) for name, a in scaling.to_state().items()}
-
-
-def _unpack(tensors: Mapping[str, Tensor], config: Config) -> tuple[nn.Module, Scaling]:
-    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
-    arrays = {name.removeprefix("scaling."): t.numpy() for name, t in tensors.items() if name.startswith("scaling.")}
-    scaling, units = Scaling.from_state(arrays), len(weights["output.weight"])
-    with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
-        model = make_model(config.model, scaling.columns, units, config.loss.name)
-    model.load_state_dict(weights)
-    return model.eval(), scaling
-
-
 def _fields(section: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that a section of the configuration has by the same name."""
     names = {field.name for field in dataclasses.fields(section)}
@@ -389,3 +401,62 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return value
+
+
+# --- what fit is given ------------------------------------------------------------------------------------------------
+
+
+def _documents(ranker: BaseEstimator, X: Any, y: Any, *, reset: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """X [N, F] float32 and y [N] after scikit-learn's checks; `reset` notes the number and names of the features."""
+    X, y = validate_data(ranker, X, y, y_numeric=True, reset=reset, **NUMBERS)
+    if y.dtype.kind not in "fiub":
+        raise ValueError(f"y is of type {y.dtype}; expected grades of relevance; map your labels to 0, 1, ...")
+    if y.min() < 0:
+        row = int(np.argmax(y < 0))
+        raise ValueError(f"y[{row}] is {y[row]}; expected grades of relevance, 0 or above; shift or map your labels")
+    return as_float32(X), y
+
+
+def _eval_parts(eval_set: Any, eval_qid: Any) -> tuple[Any, Any, Any] | None:
+    """(X, y, qid) of the forms an evaluation set may have."""
+    if eval_set is None:
+        if eval_qid is not None:
+            raise ValueError("eval_qid was given without eval_set; expected both; pass eval_set=(X, y, qid)")
+        return None
+    expected = "expected eval_set=(X, y, qid), or eval_set=[(X, y)] with eval_qid=[qid]"
+    if not isinstance(eval_set, list | tuple):
+        raise ValueError(f"eval_set is of type {type(eval_set).__name__}; {expected}")
+    if len(eval_set) == 1 and isinstance(eval_set[0], list | tuple):  # as XGBoost and LightGBM have it
+        eval_set = eval_set[0]
+        if isinstance(eval_qid, list | tuple) and len(eval_qid) == 1:
+            eval_qid = eval_qid[0]
+    if len(eval_set) + (eval_qid is not None) != 3:
+        raise ValueError(
+            f"eval_set has {len(eval_set)} parts and eval_qid is {'' if eval_qid is None else 'not '}None; {expected}"
+        )
+    X, y, qid = (*eval_set, eval_qid)[:3]
+    return X, y, qid
+
+
+def _warn_if_nothing_counts(data: RankingDataset, objective: Objective, loss: str) -> None:
+    """Say that a loss will learn nothing from these queries."""
+    lists = batches(data, 256, list_size=None, shuffle=False, max_documents=2**16)
+    if not any(bool(objective.counts(batch.labels, batch.mask).any()) for batch in lists):
+        warnings.warn(
+            f"{loss} can learn from no query and the model stays as it began; expected a query of at least two "
+            "documents with different grades; look at y and qid",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_if_nothing_chooses(held_out: RankingDataset, metric: str) -> None:
+    """Say that no epoch will be better than another on the queries that are to choose one."""
+    if not can_choose(held_out, metric):
+        warnings.warn(
+            f"no query to judge epochs by has a relevant document for {metric}, so that the first epoch is as good as any and is "
+            "kept; expected grades above 0 there, or from 1 on for metrics without gains; look at eval_set, or at y where queries "
+            "were held out",
+            UserWarning,
+            stacklevel=3,
+        )

@@ -8,9 +8,11 @@ of the losses. Values are float32, or float64 for float64 scores.
 """
 
 import difflib
-import functools
+import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -202,8 +204,27 @@ METRICS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def parse_metric(name: str) -> Callable[..., Tensor]:
-    """The metric a name such as "ndcg@10" or "map" stands for: a function with its cut-off filled in.
+@dataclass(frozen=True)
+class Metric:
+    """A metric by name: its function, its cut-off and its rule for lists without a relevant document."""
+
+    name: str
+    function: Callable[..., Tensor]
+    k: int | None
+    empty: float  # the value of a list without a relevant document
+
+    def __call__(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+        """One value per list; `options` are those of the function, `empty` unless given is that of the metric."""
+        return self.function(scores, labels, mask, **{"k": self.k, "empty": self.empty, **options})
+
+    @property
+    def takes_gain(self) -> bool:
+        """Whether it is made of the gains 2^y - 1, which the largest labels lack."""
+        return "gain" in inspect.signature(self.function).parameters
+
+
+def parse_metric(name: str) -> Metric:
+    """The metric a name such as "ndcg@10" or "map" stands for.
 
     >>> parse_metric("precision@2")(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 1, 1])).item()
     0.5
@@ -215,7 +236,9 @@ def parse_metric(name: str) -> Callable[..., Tensor]:
         raise ValueError(f"{name!r} is not a metric; expected one of {', '.join(METRICS)}, with @k for a cut-off{hint}")
     if at and not (depth.isascii() and depth.isdigit() and int(depth) >= 1):
         raise ValueError(f"{name!r} is not a metric; expected a whole number, 1 or above, after the @")
-    return functools.partial(METRICS[base], k=int(depth) if at else None)
+    function = METRICS[base]
+    empty = float(inspect.signature(function).parameters["empty"].default)
+    return Metric(name, function, int(depth) if at else None, empty)
 
 
 def _ranked_relevance(

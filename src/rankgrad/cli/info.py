@@ -1,18 +1,14 @@
-"""What is here to compute with: versions, devices, the code path of each loss, optional packages. Room 6."""
+"""`rankgrad info`: versions, devices, the code path of each loss, optional packages."""
 
 import importlib.util
-import inspect
 import os
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+from rankgrad.cli.options import Json, examples, show
 
-from rankgrad.losses import LOSSES
-from rankgrad.models import Transformer
-from rankgrad.runs.provenance import versions
-from rankgrad.training.execution import expectations
+EXAMPLES = examples("rankgrad info", "rankgrad info --json")
 
 # what a package is for, its module, and how to install it
 EXTRAS = {
@@ -27,8 +23,18 @@ EXTRAS = {
 }
 
 
-def look() -> dict[str, Any]:
+def info(as_json: Json = False) -> None:
+    """Say what runs here: versions, devices, code paths, extras."""
+    show(collect(), describe, as_json=as_json)
+
+
+def collect() -> dict[str, Any]:
     """Everything, as plain values."""
+    import torch
+
+    from rankgrad.losses import LOSS_TABLE
+    from rankgrad.runs.provenance import versions
+
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
         "versions": versions(),
@@ -37,7 +43,7 @@ def look() -> dict[str, Any]:
         "gpus": gpus,
         "device": "cuda" if torch.cuda.is_available() else "cpu",
         "steps": _steps(),
-        "losses": {name: _backend(name) for name in LOSSES},
+        "losses": {spec.name: _backend(has_kernel="backend" in spec.parameters) for spec in LOSS_TABLE},
         "extras": {
             purpose: {"package": module, "installed": importlib.util.find_spec(module) is not None, "install": line}
             for purpose, (module, line) in EXTRAS.items()
@@ -47,13 +53,20 @@ def look() -> dict[str, Any]:
 
 def _steps() -> dict[str, str]:
     """What [train] can have here for the paper's model, and why not otherwise."""
+    import torch
+
+    from rankgrad.models import Transformer
+    from rankgrad.training.execution import expectations
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {name: reason or "on" for name, reason in expectations(Transformer(1), device).items()}
 
 
-def _backend(name: str) -> dict[str, str]:
+def _backend(*, has_kernel: bool) -> dict[str, str]:
     """Which path backend="auto" gives a loss on this machine, and why."""
-    if "backend" not in inspect.signature(LOSSES[name]).parameters:
+    import torch
+
+    if not has_kernel:
         return {"backend": "torch", "why": "plain PyTorch on every device: there is no kernel"}
     if not torch.cuda.is_available():
         return {"backend": "torch", "why": "there is a Triton kernel, and no CUDA GPU here to run it"}
@@ -63,7 +76,7 @@ def _backend(name: str) -> dict[str, str]:
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """What `look` saw, for a person."""
+    """What `collect` found, for a person."""
     versions_line = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
     gpus = ", ".join(found["gpus"]) or "none"
     lines = [

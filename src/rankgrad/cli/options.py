@@ -1,15 +1,33 @@
-"""What all commands share: --json and --quiet, how examples stand in a help text, how a result is printed. Room 6.
+"""Options and arguments that commands share, how examples stand in a help text, how a result is printed.
 
-Imports typer and, when something is printed, results.
+Whatever is slow to import (torch, numba, the data readers) is imported inside the command that needs it, so that
+`rankgrad --help` answers at once.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors (and what --json asks for).")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")]
+Split = Annotated[str, typer.Option(help="Which split, where DATA has splits; all of it where it has none.")]
+RunFolders = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN",
+        help="Finished runs, made by `rankgrad train`: one, or several that score together.",
+        default_factory=list,  # else one argument alone would be DATA, and the sentence that RUN is missing
+        show_default=False,
+    ),
+]
+SOURCES = (
+    "A LETOR/SVMLight file or folder, a Parquet or CSV file with the columns label and qid, what `rankgrad prepare` "
+    "wrote, or synthetic[:SIZE]"
+)
+DataSource = Annotated[str, typer.Argument(metavar="DATA", help=f"{SOURCES}.")]
 
 
 def examples(*lines: str) -> str:
@@ -19,9 +37,17 @@ def examples(*lines: str) -> str:
 
 def show(result: dict[str, Any], describe: Callable[[Any], str], *, as_json: bool, quiet: bool = False) -> None:
     """Print what a command found, for a machine or a person."""
-    from rankgrad.runs.compare import as_json as to_json
+    from rankgrad.runs.text import as_json as to_json
 
     if as_json:
         print(to_json(result))
     elif not quiet:
         print(describe(result))
+
+
+def expect_runs_and_data(runs: list[Path], data: str, what: str) -> None:
+    """Where one argument was given it is DATA, and the runs are missing."""
+    if not runs:
+        raise ValueError(
+            f"RUN is missing before {data}; expected RUN and DATA: finished runs, then the lists to {what}"
+        )

@@ -1,74 +1,131 @@
-"""From what a person typed to a run that trains: configuration, folder, and the other processes of torchrun. Room 6."""
+"""`rankgrad train`: from what a person typed to a run that trains."""
 
-import contextlib
-import dataclasses
 import datetime
-import json
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rankgrad.runs.run import InterruptedRunError, advance, begin
-from rankgrad.training.config import Config, load, loads
-from rankgrad.training.distributed import joined, told_by_first
-from rankgrad.training.loop import NonFiniteError
-from rankgrad.training.progress import watch
-from rankgrad.training.recipes import RECIPES
+import typer
+
+from rankgrad.cli.options import SOURCES, Json, Quiet, examples, show
+from rankgrad.training.config import Config
+
+if TYPE_CHECKING:
+    from rankgrad.runs.run import Event
+
+DEFAULT = Config()
+EXAMPLES = examples(
+    "rankgrad train synthetic --loss neural_ndcg@10 --epochs 8 --out runs/first",
+    "rankgrad train data/ --loss lambdarank@10 --model mlp --patience 10",
+    "rankgrad train data/ --recipe dasalc --seed 1",
+    "rankgrad train config.toml --seed 4 --set loss.options.tau=0.5",
+    "rankgrad train --resume runs/first",
+    "torchrun --nproc-per-node 4 -m rankgrad train data/ --out runs/wide",
+)
 
 
-class SilentError(Exception):
-    """Another process has already said what went wrong."""
+def train(
+    data: Annotated[
+        str | None, typer.Argument(metavar="DATA", help=f"{SOURCES}; or a configuration, FILE.toml.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="What is not given follows it: paper, small, dasalc. [paper]")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help=f"Such as lambdarank, or neural_ndcg@10 for a cut-off. [{DEFAULT.loss.name}]")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help=f"transformer, mlp or linear. [{DEFAULT.model.kind}]")] = None,
+    epochs: Annotated[int | None, typer.Option(help=f"Times through the data. [{DEFAULT.train.epochs}]")] = None,
+    seed: Annotated[int | None, typer.Option(help=f"Everything random follows from it. [{DEFAULT.train.seed}]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="New folder for the run; runs/LOSS-TIME if not given.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help=f"Learning rate. [{DEFAULT.optimiser.lr}]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help=f"Lists per step. [{DEFAULT.train.batch_size}]")] = None,
+    list_size: Annotated[
+        int | None, typer.Option(help=f"Longer lists are sampled down in training. [{DEFAULT.data.list_size}]")
+    ] = None,
+    scaling: Annotated[
+        str | None, typer.Option(help=f"auto, web30k, symlog, standard, quantile, none. [{DEFAULT.data.scaling}]")
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many epochs without a better metric. [never]")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help=f"Validation metric that picks the best epoch. [{DEFAULT.train.metric}]")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help=f"auto, cpu, cuda, cuda:1, ... [{DEFAULT.train.device}]")] = None,
+    precision: Annotated[str | None, typer.Option(help=f"float32, tf32, bf16. [{DEFAULT.train.precision}]")] = None,
+    fold: Annotated[int | None, typer.Option(help=f"Fold, where DATA has folds. [{DEFAULT.data.fold}]")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any key of config.toml; may be given many times."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with a run that was interrupted; nothing else is needed.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train a model on DATA and judge it.
 
-
-def configure(data: str, given: Mapping[str, Any], settings: Sequence[str], recipe: str | None = None) -> Config:
-    """A configuration from DATA (or a TOML file), values by key such as "train.epochs", and texts SECTION.KEY=VALUE.
-
-    What they leave open follows the recipe, the paper's if none is named.
-
-    >>> configure("synthetic", {"train.epochs": 8}, ["loss.options.tau=0.5"]).loss.options
-    {'tau': 0.5}
+    Everything about it is kept in the folder RUN. The train split teaches, the validation split picks the best epoch (a fifth of the train queries is held out if there
+    is none), the test split is judged once, at the end. Ctrl-C saves and stops; --resume goes on from there, exactly.
     """
-    file = Path(data)
-    if recipe is not None and recipe not in RECIPES:
-        raise ValueError(f"there is no recipe {recipe!r}; expected one of {', '.join(RECIPES)}")
-    if recipe is not None and file.suffix == ".toml":
-        raise ValueError(f"--recipe {recipe} and {data} are two configurations; expected one; leave one of them out")
-    if file.suffix == ".toml":
-        if not file.is_file():
-            raise ValueError(f"{data} does not exist; expected a configuration file; check the path")
-        config = load(file)
+    options: dict[str, Any] = {
+        "loss.name": loss,
+        "model.kind": model,
+        "train.epochs": epochs,
+        "train.seed": seed,
+        "optimiser.lr": lr,
+        "train.batch_size": batch_size,
+        "data.list_size": list_size,
+        "data.scaling": scaling,
+        "train.patience": patience,
+        "train.metric": metric,
+        "train.device": device,
+        "train.precision": precision,
+        "data.fold": fold,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    if resume is not None and (data is not None or out is not None or recipe or given or settings):
+        raise ValueError(f"--resume takes everything from {resume}/config.toml; expected no DATA and no other setting")
+    if resume is None and data is None:
+        raise ValueError("there is nothing to train on; expected DATA, a configuration file, or --resume RUN")
+    from rankgrad.cli.render import describe_report
+    from rankgrad.runs.run import train_run
+    from rankgrad.training.config import configure
+
+    if resume is not None:
+        events = train_run(resume)
     else:
-        config = _replaced(RECIPES[recipe or "paper"](), "data", "path", data)
-    for name, value in given.items():
-        section, _, key = name.partition(".")
-        config = _replaced(config, section, key, value)
-    for text in settings:
-        config = _set(config, text)
-    if config.train.metric not in config.train.metrics:  # what picks the epoch belongs into the report
-        config = _replaced(config, "train", "metrics", (*config.train.metrics, config.train.metric))
-    return config
+        config = configure(data or "", given, settings or [], recipe)
+        events = train_run(out or new_folder(config.loss.name), config)
+    report = follow(events, quiet=quiet)
+    if report is not None:
+        show(report, describe_report, quiet=quiet, as_json=as_json)
 
 
-def _set(config: Config, text: str) -> Config:
-    """Apply SECTION.KEY=VALUE; a VALUE that is not TOML is a word."""
-    name, equals, value = (part.strip() for part in text.partition("="))
-    section, dot, key = name.rpartition(".")
-    if not (equals and dot and section and key):
-        raise ValueError(f"--set {text} is not a setting; expected SECTION.KEY=VALUE, such as --set train.epochs=8")
-    try:
-        tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
-        value = json.dumps(value)
-    part = loads(f"[{section}]\n{key} = {value}", f"--set {text}")
-    if section == "loss.options":
-        return _replaced(config, "loss", "options", {**config.loss.options, **part.loss.options})
-    return _replaced(config, section, key, getattr(getattr(part, section), key))
+def follow(events: "Iterator[Event]", *, quiet: bool, title: str = "epoch") -> dict[str, Any] | None:
+    """Train the run behind `events` to its end, showing how it goes; its report, None in all processes but the first."""
+    from rankgrad.runs.run import Finished, Started
+    from rankgrad.training.distributed import rank
+    from rankgrad.training.loop import Epoch, Step
+    from rankgrad.training.progress import watch
 
+    started = next(events)
+    assert isinstance(started, Started)
+    reports = []
 
-def _replaced(config: Config, section: str, key: str, value: Any) -> Config:
-    changed = dataclasses.replace(getattr(config, section), **{key: value})
-    return dataclasses.replace(config, **{section: changed})
+    def steps() -> "Iterator[Step | Epoch]":
+        for event in events:
+            if isinstance(event, Finished):
+                reports.append(event.report)
+            elif isinstance(event, Step | Epoch):
+                yield event
+
+    watch(steps(), started.config, quiet=quiet or rank() > 0, title=title)
+    return reports[0] if reports else None
 
 
 def new_folder(name: str) -> Path:
@@ -76,62 +133,3 @@ def new_folder(name: str) -> Path:
     now = datetime.datetime.now()
     first = Path("runs") / f"{name}-{now:%Y%m%d-%H%M%S}"
     return next(path for path in (first, *(Path(f"{first}-{n}") for n in range(2, 1_000))) if not path.exists())
-
-
-def start(config: Config, out: Path | None) -> Path:
-    """Make the folder of a new run."""
-    folder = new_folder(config.loss.name) if out is None else out
-    begin(config, folder)
-    return folder
-
-
-def train_to_the_end(
-    place: Callable[[], Path], *, fresh: bool, quiet: bool, title: str = "epoch"
-) -> dict[str, Any] | None:
-    """Train the run that `place` makes or names; its report, or None in all processes but the first.
-
-    Under torchrun the first process alone calls `place` and shows anything. A fresh run that fails before it has learned
-    anything leaves no folder behind, so that the same command can be given again.
-    """
-    with joined() as (rank, _):
-        run = _agreed(place, rank)
-        if rank > 0:
-            for _ in advance(run):
-                pass
-            return None
-        try:
-            watch(advance(run), _configuration_of(run), quiet=quiet, title=title)
-        except (InterruptedRunError, NonFiniteError):
-            raise
-        except Exception:
-            if fresh:
-                _discard(run)
-            raise
-    return {"run": str(run), **json.loads((run / "report.json").read_text())}
-
-
-def _agreed(place: Callable[[], Path], rank: int) -> Path:
-    """The run of the first process; where that one failed, it has said so and the others leave."""
-    try:
-        answer = str(place()).encode() if rank == 0 else b""
-    except BaseException:
-        told_by_first(b"")
-        raise
-    answer = told_by_first(answer)
-    if not answer:
-        raise SilentError
-    return Path(answer.decode())
-
-
-def _configuration_of(run: Path) -> Config:
-    file = run / "config.toml"
-    return load(file) if file.is_file() else Config()  # what is no run is refused by `advance`
-
-
-def _discard(run: Path) -> None:
-    if any(run.glob("checkpoint*")):
-        return
-    with contextlib.suppress(OSError):
-        for name in ("history.jsonl", "config.toml"):
-            (run / name).unlink(missing_ok=True)
-        run.rmdir()

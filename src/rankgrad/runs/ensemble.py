@@ -1,7 +1,7 @@
-"""Several runs as one ranker: the mean of their scores, standardised within each list. Room 5, its last floor.
+"""Several runs as one ranker: the mean of their scores, standardised within each list.
 
 Scores of different losses and seeds live on different scales, and only their order and spacing within a list mean
-anything; standardised, each run has the same say in every list.
+anything; standardised, each run weighs the same in every list.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.training.evaluate import judge
 from rankgrad.runs.run import Run
+from rankgrad.training.evaluate import measure
 
 
 def mean_of_standardised(scores: Sequence[ArrayLike], offsets: ArrayLike) -> NDArray[np.float64]:
@@ -56,14 +56,16 @@ class Ensemble:
         places = [folder.resolve() for folder in folders]
         twice = next((folder for folder, place in zip(folders, places) if places.count(place) > 1), None)
         if twice is not None:
-            raise ValueError(f"{twice} is given twice; expected different runs, each with one say; leave one out")
+            raise ValueError(f"{twice} is given twice; expected different runs; leave one out")
         runs = tuple(Run.open(folder) for folder in folders)
+        first = runs[0].ranker
         for other in runs[1:]:
-            if (other.features, other.feature_names) != (runs[0].features, runs[0].feature_names):
-                named = ", with names and without" if {runs[0].feature_names, other.feature_names} > {None} else ""
+            ranker = other.ranker
+            if (ranker.features, ranker.names) != (first.features, first.names):
+                named = ", with names and without" if {first.names, ranker.names} > {None} else ""
                 raise ValueError(
-                    f"{runs[0].folder} and {other.folder} were trained on different features ({runs[0].features} and "
-                    f"{other.features} of them{named}); expected the same columns in the same order; rank with one of them"
+                    f"{runs[0].folder} and {other.folder} were trained on different features ({first.features} and "
+                    f"{ranker.features} of them{named}); expected the same columns in the same order; rank with one of them"
                 )
         return cls(runs)
 
@@ -84,4 +86,4 @@ class Ensemble:
 
     def evaluate(self, data: RankingDataset, metrics: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
         """Per-query metrics, [Q], NaN at empty queries; those of the first run's configuration if none are named."""
-        return judge(self.score(data), data, metrics or self.runs[0].config.train.metrics)
+        return measure(self.score(data), data, metrics or self.runs[0].config.train.metrics)

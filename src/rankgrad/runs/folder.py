@@ -1,9 +1,19 @@
-"""What a run keeps of every query it was judged on: queries.safetensors, for paired comparisons and reports. Room 5.
+"""A run folder is the whole truth of a run; this is its only writer and its only reader.
 
-Beside the metrics of the run stand the length of each list, its number of relevant documents (label above 0), and NDCG@k
-at the cut-offs a report draws; NaN marks queries without a relevant document. Imports checkpoint and data.
+    config.toml               the configuration, complete
+    history.jsonl             a line per epoch
+    model.safetensors         the ranker: best weights, feature scaling, how its model is built
+    trees.json, model.*       of boosted trees instead: what was grown, and the model in the library's own format
+    queries.safetensors       per query of one split: metrics, NDCG@k by k, list length, relevant documents
+    report.json               metrics of every split under every rule for empty queries; seed, versions, machine, seconds
+    checkpoint*.safetensors   where to go on after an interruption
+    tensorboard/              the curves again, if asked for
+
+report.json is written last: its presence means that the run is finished.
 """
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,16 +21,137 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from rankgrad.files import load_tensors, save_tensors
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.files import fsync_folder, load_tensors, save_tensors, write_atomically
+from rankgrad.ranker import Ranker
+from rankgrad.runs.provenance import machine_facts, versions
+from rankgrad.runs.text import nullable
+from rankgrad.training.config import Config, dumps, load
+from rankgrad.training.evaluate import summarise
 
-FILE = "queries.safetensors"
-CURVE = {k: f"ndcg@{k}" for k in (*range(1, 21), 30, 50, 100)}
+CONFIG, HISTORY, MODEL, QUERIES, REPORT = (
+    "config.toml",
+    "history.jsonl",
+    "model.safetensors",
+    "queries.safetensors",
+    "report.json",
+)
+TREES = "trees.json"
+CURVE = {k: f"ndcg@{k}" for k in (*range(1, 21), 30, 50, 100)}  # cut-offs that a report draws
+CONVENTION = "gain 2^y - 1, discount 1 / log2(rank + 1), ties in input order"
+LAST_EPOCH = "last epoch, whatever validation said"
+FIRST_EPOCH = "first epoch, because no validation query tells one ranking from another"
+BEST_EPOCH = "best epoch by validation"
+_AGAIN = "; put a copy of it back, or train the run again"
+
+
+def is_run(folder: str | Path) -> bool:
+    """Whether a folder is a run; a config.toml alone may lie beside lists too."""
+    folder = Path(folder)
+    return (folder / CONFIG).is_file() and any((folder / name).is_file() for name in (HISTORY, MODEL))
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has ended."""
+    return (folder / REPORT).is_file()
+
+
+def expect_finished(folder: Path, needed: str = REPORT) -> None:
+    """Refuse a folder that is not a run, or whose run has not ended: the file `needed` is not there."""
+    if not (folder / needed).is_file():
+        state = "has not finished" if (folder / CONFIG).is_file() else "is not a run"
+        raise ValueError(f"{folder} {state}: it has no {needed}; expected a folder that `rankgrad train` finished")
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+def make_folder(folder: Path, config: Config) -> None:
+    """Begin a run: a new folder with its configuration."""
+    if folder.exists() and (not folder.is_dir() or any(path.suffix != ".writing" for path in folder.iterdir())):
+        raise ValueError(f"{folder} exists already; expected a new folder; choose another --out, or --resume {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / CONFIG, dumps(config).encode())
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration of a run; keys that no longer exist are left out with a warning."""
+    file = folder / CONFIG
+    if not file.is_file():
+        raise ValueError(f"{folder} is not a run: it has no {CONFIG}; expected a folder that `rankgrad train` made")
+    if not file.read_bytes().strip():
+        raise ValueError(
+            f"{file} is empty; expected the configuration that the run was begun with; put a copy of it back, or "
+            "start a new run"
+        )
+    return load(file, of_run=True)
+
+
+# --- the ranker -------------------------------------------------------------------------------------------------------
+
+
+def write_ranker(folder: Path, ranker: Ranker) -> None:
+    """Write the model with all that is needed to use it."""
+    ranker.save(folder / MODEL)
+
+
+def read_ranker(folder: Path, device: str = "auto") -> Ranker:
+    """The ranker of a finished run; no code from the folder is executed."""
+    if (folder / TREES).is_file():
+        raise ValueError(
+            f"{folder} holds trees of another library, and they score with that library alone; expected a run of "
+            "`rankgrad train`; load its model file yourself, or use `rankgrad compare` and `rankgrad report`"
+        )
+    for name in (MODEL, CONFIG):
+        expect_finished(folder, name)
+    return Ranker.load(folder / MODEL, device, config=read_config(folder), hint=_AGAIN)
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+class HistoryFile:
+    """history.jsonl: a line per epoch, rewritten whole, because a line that was cut short is of no use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / HISTORY
+        self._lines: list[str] = []
+
+    def cut(self, epochs: int) -> None:
+        """Keep the lines of the first epochs, which the checkpoint knows of."""
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        self._lines = lines[:epochs]
+        self._write()
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add an epoch."""
+        self._lines.append(json.dumps(nullable(line)))
+        self._write()
+
+    def _write(self) -> None:
+        write_atomically(self._path, "".join(f"{line}\n" for line in self._lines).encode())
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """A dict per epoch, empty where there is none: epoch, loss, metric, ...; null where a number was NaN."""
+    file = folder / HISTORY
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        epochs = [json.loads(line) for line in lines]
+        if not all(isinstance(epoch, dict) and isinstance(epoch.get("epoch"), int) for epoch in epochs):
+            raise ValueError("a line is not an epoch")
+    except ValueError:
+        raise ValueError(f"{file} is damaged; expected a JSON object per epoch; remove it to do without") from None
+    return epochs
+
+
+# --- per query --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Judged:
+class PerQuery:
     """Per-query values [Q] of one split, NaN at empty queries; what an older file does not hold is None or empty."""
 
     split: str
@@ -31,33 +162,36 @@ class Judged:
     curve: dict[int, np.ndarray] = field(default_factory=dict)  # NDCG@k by k, float32
 
 
-def with_curve(metrics: Sequence[str]) -> list[str]:
-    """What is to be measured, once each, on the split that `keep` is called for.
-
-    >>> with_curve(["map", "ndcg@2"])[:4]
-    ['map', 'ndcg@2', 'ndcg@1', 'ndcg@3']
-    """
-    return list(dict.fromkeys([*metrics, *CURVE.values()]))
+def kept_split(splits: Mapping[str, RankingDataset]) -> str:
+    """The split whose per-query values are kept: test where there is one with a relevant document."""
+    return "test" if "test" in splits and (splits["test"].labels > 0).any() else "vali"
 
 
-def keep(
+def metrics_to_measure(splits: Mapping[str, RankingDataset], metrics: Sequence[str]) -> dict[str, list[str]]:
+    """The metrics of each split that `write_results` needs: those of the report, and a curve on the split that is kept."""
+    wanted = {split: list(metrics) for split in splits}
+    return wanted | {kept_split(splits): list(dict.fromkeys([*metrics, *CURVE.values()]))}
+
+
+def write_per_query(
     folder: Path, split: str, data: RankingDataset, values: Mapping[str, np.ndarray], metrics: Sequence[str]
 ) -> None:
-    """Write the file from the values [Q] of all that `with_curve(metrics)` names."""
+    """Write queries.safetensors from the values [Q] of the metrics and of the curve."""
     tensors = {name: torch.from_numpy(values[name]) for name in metrics}
     tensors["documents"] = torch.from_numpy(data.lengths)
     tensors["relevant"] = torch.from_numpy(np.add.reduceat(data.labels > 0, data.offsets[:-1], dtype=np.int64))
     curve = np.stack([values[name] for name in CURVE.values()])
     tensors["curve"] = torch.from_numpy(curve.astype(np.float32))  # [K, Q]
     facts = {"split": split, "query_ids": data.query_ids.tolist(), "metrics": list(metrics), "cutoffs": list(CURVE)}
-    save_tensors(folder / FILE, tensors, facts)
+    save_tensors(folder / QUERIES, tensors, facts)
 
 
-def kept(folder: Path) -> Judged:
-    """What `keep` wrote; an older file holds the metrics alone."""
-    tensors, facts = load_tensors(folder / FILE, "; put a copy of it back, or train the run again")
+def read_per_query(folder: Path) -> PerQuery:
+    """The per-query values of a finished run; an older file holds the metrics alone."""
+    expect_finished(folder)
+    tensors, facts = load_tensors(folder / QUERIES, _AGAIN)
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    return Judged(
+    return PerQuery(
         split=facts["split"],
         query_ids=facts["query_ids"],
         metrics={name: arrays[name] for name in facts["metrics"]},
@@ -65,3 +199,114 @@ def kept(folder: Path) -> Judged:
         relevant=arrays.get("relevant"),
         curve=dict(zip(facts.get("cutoffs", ()), arrays.get("curve", ()))),
     )
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+
+
+def write_results(
+    folder: Path,
+    splits: Mapping[str, RankingDataset],
+    results: Mapping[str, Mapping[str, np.ndarray]],
+    metrics: Sequence[str],
+    facts: Mapping[str, Any],
+    *,
+    device: torch.device,
+    threads: int,
+) -> dict[str, Any]:
+    """Write the per-query values of what `metrics_to_measure` named and, last, the report, which comes back.
+
+    `facts` holds what was trained and how: loss, data, seed, selection, best_epoch, epochs, seconds, processes.
+    """
+    split = kept_split(splits)
+    write_per_query(folder, split, splits[split], results[split], metrics)
+    known = versions()
+    report = {
+        "loss": facts["loss"],
+        "metrics": {split: summarise({name: of[name] for name in metrics}) for split, of in results.items()},
+        "convention": f"{CONVENTION}; {facts['selection']}",
+        "splits": {split: _counts(data) for split, data in splits.items()},
+        **facts,
+        "commit": known.pop("commit"),
+        "versions": known,
+        "machine": machine_facts(device, threads),
+    }
+    report = nullable(report)
+    write_atomically(folder / REPORT, (json.dumps(report, indent=2) + "\n").encode())
+    return report
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """The report of a finished run."""
+    expect_finished(folder)
+    try:
+        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+    except ValueError:
+        report = None
+    if not isinstance(report, dict):
+        raise ValueError(f"{folder / REPORT} is damaged; expected what `rankgrad train` wrote; train the run again")
+    return report
+
+
+def _counts(data: RankingDataset) -> dict[str, int]:
+    empty = data.describe().empty_queries
+    return {"queries": len(data), "documents": len(data.labels), "empty_queries": empty}
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+class Checkpoints:
+    """Two generations of a run's checkpoint: the last and the one before.
+
+    A crash may leave a third, written and not yet in its place: `load` looks at it first and puts it there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.next = folder / "checkpoint.next.safetensors"
+        self.last = folder / "checkpoint.safetensors"
+        self.before = folder / "checkpoint.previous.safetensors"
+        self._damaged: list[Path] = []
+
+    def exist(self) -> bool:
+        """Whether there is anything to load, good or bad."""
+        return any(path.exists() for path in (self.next, self.last, self.before))
+
+    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Write a new generation; the last one becomes the one before, unless it was found damaged."""
+        save_tensors(self.next, tensors, facts)
+        self._rotate()
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+        """The newest good generation, and a sentence for each newer one that was not good."""
+        complaints: list[str] = []
+        for path in (self.next, self.last, self.before):
+            if path.exists():
+                try:
+                    tensors, facts = load_tensors(path)
+                except ValueError as error:
+                    complaints.append(str(error))
+                    self._damaged.append(path)
+                    continue
+                if path == self.next:
+                    self._rotate()
+                return tensors, facts, complaints
+        raise ValueError("; ".join(complaints) or f"{self.last} does not exist; expected a checkpoint of a run")
+
+    def _rotate(self) -> None:
+        """Put the file that has been written in its place."""
+        if self.last.exists() and self.last not in self._damaged:
+            self.last.replace(self.before)
+        self.next.replace(self.last)
+        fsync_folder(self.last.parent)
+        self._damaged.clear()
+
+
+def discard_unlearned(folder: Path) -> None:
+    """Remove a run that failed before it learned anything, so that the same command can be given again."""
+    if Checkpoints(folder).exist():
+        return
+    with contextlib.suppress(OSError):  # a folder that cannot be removed stays
+        for name in (HISTORY, CONFIG):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()

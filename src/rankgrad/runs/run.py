@@ -1,20 +1,9 @@
-"""Runs: from a configuration to a run directory, and back. Room 5, its last floor.
+"""Training into a run folder, and scoring with a finished one.
 
-A run directory is the whole truth of a run:
-
-    config.toml           the configuration, complete
-    history.jsonl         a line per epoch
-    model.safetensors     the best weights, the feature scaling, and what is needed to use them
-    report.json           metrics of every split under every rule for empty queries; seed, versions, machine, seconds
-    queries.safetensors   per query of the split that was judged: metrics, NDCG@k by k, list length, relevant documents
-    checkpoint*.safetensors   where to go on after an interruption
-    tensorboard/          the curves again, if asked for
-
-Under torchrun every process calls `begin` and `advance`; the first alone writes there, and tells the others what the folder
-says, so that they need not see it. The first process of each machine reads the data and lends the others what it made of it.
+Under torchrun every process calls `train_run`; the first alone touches the folder and sends the others what it says, so that
+they need not see it. The first process of each machine reads the data and shares what it made of it with the others there.
 """
 
-import dataclasses
 import gc
 import json
 import os
@@ -24,214 +13,250 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch import nn
 
-from rankgrad.training import distributed as processes
-from rankgrad.files import (
-    Rotation,
-    load_tensors,
-    pack,
-    save_tensors,
-    unpack,
-    write_atomically,
-)
-from rankgrad.training.config import Config, dumps, load, loads
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.scaling import Scaling
 from rankgrad.data.load import Columns, check_source, read_lists
-from rankgrad.training.evaluate import decides, evaluate, score
+from rankgrad.errors import InterruptedRunError, NonFiniteError
+from rankgrad.files import pack, unpack
+from rankgrad.ranker import Ranker
+from rankgrad.runs import folder as files
+from rankgrad.runs.provenance import versions
+from rankgrad.training import distributed
+from rankgrad.training.build import Loss, as_spec, make_device, make_objective, validate
+from rankgrad.training.config import Config, dumps, loads, replaced
+from rankgrad.training.data import ScaledSplits, shared_splits
+from rankgrad.training.distributed import Signals, lost_a_process
+from rankgrad.training.evaluate import can_choose, evaluate
+from rankgrad.training.loop import Epoch, Step, train
 from rankgrad.training.precision import threads_and_precision
-from rankgrad.training.distributed import InterruptedRunError as InterruptedRunError  # raised by `advance`
-from rankgrad.runs.provenance import FIRST_EPOCH, LAST_EPOCH, judged, record, versions, wanted, without_nan
-from rankgrad.training.build import make_device, make_model, make_objective, parse_loss, resolve
-from rankgrad.training.data import ScaledSplits, scaled, shared_splits
-from rankgrad.training.loop import Epoch, Learner, Step, finished, make_optimiser, train
-
-# --- training a run ---------------------------------------------------------------------------------------------------
+from rankgrad.training.state import TrainState, finished, make_optimiser
 
 
-def begin(config: Config, out: Path) -> None:
-    """Make a run directory; nothing that exists is touched. Under torchrun the first process makes it."""
-    config = resolve(config)
-    if _is_run(config.data.path):
-        raise ValueError(
-            f"{config.data.path} is a run; expected lists to train on; name them, or go on with the run by --resume"
-        )
-    check_source(config.data.path, fold=config.data.fold)
-    if Path(config.data.path).exists():  # so that the run goes on from any folder
-        config = dataclasses.replace(
-            config, data=dataclasses.replace(config.data, path=os.path.abspath(config.data.path))
-        )
-    if processes.rank() > 0:
-        return
-    if out.exists() and (not out.is_dir() or any(path.suffix != ".writing" for path in out.iterdir())):
-        raise ValueError(f"{out} exists already; expected a new folder; choose another --out, or --resume {out}")
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "config.toml", dumps(config).encode())
+class Started(NamedTuple):
+    """The first event of `train_run`: the folder is there and the configuration is known."""
+
+    folder: Path
+    config: Config
 
 
+class Finished(NamedTuple):
+    """The last event of `train_run`, in the first process: everything is written; what report.json holds."""
+
+    report: dict[str, Any]
+
+
+Event = Started | Step | Epoch | Finished
 SplitReader = Callable[[Config, Path, int], ScaledSplits]  # of the configuration, the run's folder, the processes
 
 
-def advance(out: Path, *, read: SplitReader = shared_splits) -> Iterator[Step | Epoch]:
-    """Train the run in a directory from where it stands to its end, yielding what happens; writes as it goes.
+def train_run(
+    folder: Path, config: Config | None = None, *, loss: Loss = None, read: SplitReader = shared_splits
+) -> Iterator[Event]:
+    """Train a run to its end, yielding what happens; writes as it goes.
 
-    `read` gives its lists; whoever trains many runs on the same lists need not read them again for each.
+    - `folder`: of the run. With a `config` it must be new; without one the run in it goes on from where it stands.
+    - `loss`: a loss of your own, a `LossSpec` or a function, in place of the configuration's; to be given again on resuming.
+    - `read`: gives its lists; whoever trains many runs on the same lists need not read them again for each.
+
     SIGTERM and Ctrl-C let the current step finish, save, and raise `InterruptedRunError`; so does the loss of another
-    process of the run.
+    process of the run. A new run that fails before it has learned anything leaves no folder behind.
     """
-    words = b""
-    if processes.rank() == 0:
-        config_file = out / "config.toml"
-        if not config_file.is_file():
-            raise ValueError(f"{out} is not a run: it has no config.toml; expected a folder that `rankgrad train` made")
-        if (out / "report.json").exists():
-            raise ValueError(f"the run {out} is finished; there is nothing to resume")
-        load(config_file)  # before joining: a process that fails alone leaves the others waiting
-        words = config_file.read_bytes()
-        if not words.strip():
-            raise ValueError(
-                f"{config_file} is empty; expected the configuration that the run was begun with; put a copy of it back, or "
-                "start a new run"
-            )
-        for stray in out.glob(".scaled-*"):  # of processes that were killed while they read
-            shutil.rmtree(stray)
-    # Signals are handled once all have met, because nothing interrupts that wait, and until they have parted.
-    with processes.Signals(out) as signals, processes.joined() as (rank, world):
-        signals.listen()
+    with Signals(folder) as signals, distributed.process_group() as (rank, world):
+        started = distributed.from_first(lambda: _begin(folder, config, loss), _sent, _received)
+        signals.listen()  # not before: nothing interrupts the wait for the other processes
+        fresh, (folder, config) = config is not None, started
         try:
-            config = loads(processes.told_by_first(words).decode(), str(out / "config.toml"))
+            yield started
             with threads_and_precision(config.train.threads, config.train.precision):
-                yield from _advance(config, out, rank, world, signals, read)
-        except RuntimeError as error:
-            if world == 1 or not _lost_a_process(error):
-                raise
-            raise InterruptedRunError(
-                "another process of the run ended, and its own message says why; what was learned is saved; go on with: "
-                f"rankgrad train --resume {out}"
-            ) from error
+                yield from _train_run(config, folder, rank, world, signals, loss, read)
+        except (InterruptedRunError, NonFiniteError, GeneratorExit):
+            raise
+        except Exception as error:
+            if world > 1 and isinstance(error, RuntimeError) and lost_a_process(error):
+                raise InterruptedRunError(
+                    "another process of the run ended, and its own message says why; what was learned is saved; go on with: "
+                    f"rankgrad train --resume {folder}"
+                ) from error
+            if fresh and rank == 0:
+                files.discard_unlearned(folder)
+            raise
         finally:
             signals.patient = True
 
 
-def _advance(
-    config: Config, out: Path, rank: int, world: int, signals: processes.Signals, read: SplitReader
-) -> Iterator[Step | Epoch]:
+def _begin(folder: Path, config: Config | None, loss: Loss) -> Started:
+    """Make the folder of a new run, or look at that of one to resume."""
+    if config is None:
+        config = files.read_config(folder)
+        if files.is_finished(folder):
+            raise ValueError(f"the run {folder} is finished; there is nothing to resume")
+        for stray in folder.glob(".scaled-*"):  # of processes that were killed while they read
+            shutil.rmtree(stray)
+        return Started(folder, config)
+    if loss is not None:
+        _, at, depth = config.loss.name.partition("@")
+        config = replaced(config, "loss.name", f"{as_spec(loss).name}{at}{depth}")
+    config = validate(config, loss)
+    source = config.data.path
+    if files.is_run(source):
+        raise ValueError(f"{source} is a run; expected lists to train on; name them, or go on with the run by --resume")
+    check_source(source, fold=config.data.fold)
+    if Path(source).exists():  # so that the run can be resumed from any working directory
+        config = replaced(config, "data.path", os.path.abspath(source))
+    files.make_folder(folder, config)
+    return Started(folder, config)
+
+
+def _sent(started: Started) -> bytes:
+    return json.dumps([str(started.folder), dumps(started.config)]).encode()
+
+
+def _received(content: bytes) -> Started:
+    folder, config = json.loads(content)
+    return Started(Path(folder), loads(config, f"the configuration of {folder}"))
+
+
+def _train_run(
+    config: Config, folder: Path, rank: int, world: int, signals: Signals, loss: Loss, read: SplitReader
+) -> Iterator[Step | Epoch | Finished]:
     device = make_device(config.train.device)
     versions()  # asks for the commit now, not when something else may have been checked out
-    splits, scaling, fingerprint = read(config, out, world)
-    if rank == 0 and "test" in splits and judged(splits) != "test":
+    splits, scaling, fingerprint = read(config, folder, world)
+    if rank == 0 and "test" in splits and files.kept_split(splits) != "test":
         print(
             f"no query in the test split of {config.data.path} has a relevant document: the run is judged by validation alone",
             file=sys.stderr,
         )
-    train_set = splits["train"]
-    units = max(1, int(train_set.labels.max())) if parse_loss(config.loss.name)[0] == "ordinal" else 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
-        model = make_model(config.model, train_set.features.shape[1], units, config.loss.name).to(device)
-    learner = Learner(model, make_optimiser(model, config.optimiser))
-    rotation, journal = Rotation(out), Journal(out / "history.jsonl")
-    spent = 0.0
-    state = processes.told_by_first(_checkpoint(rotation) if rank == 0 else b"")
-    if state:
-        tensors, facts = unpack(state, f"the checkpoint of {out}")
-        spent = facts.pop("seconds")
-        if facts.pop("data") != fingerprint:
-            raise ValueError(f"the data of {out} changed since the run began; expected the same lists; start a new run")
-        learner.restore(tensors, facts)
-    board = None
-    if rank == 0:
-        journal.cut(learner.progress.epoch)
-        board = _tensorboard(out, learner.progress.epoch) if config.train.tensorboard else None
-    started = time.perf_counter()
-
-    def seconds() -> float:
-        return spent + time.perf_counter() - started
-
-    def save() -> None:
-        if rank == 0:
-            rotation.save(learner.tensors(), learner.facts() | {"seconds": seconds(), "data": fingerprint})
-
+        ranker = Ranker.build(config, splits["train"], scaling, device, loss)
+    state = TrainState(ranker.model, make_optimiser(ranker.model, config.optimiser))
+    record = _Record(folder, config, state, fingerprint, writes=rank == 0)
+    record.restore()
     signals.patient = True
-    loop = train(
-        learner, make_objective(config), train_set, splits["vali"], config, device, stop=lambda: signals.received
-    )
+    objective = make_objective(config, loss)
+    loop = train(state, objective, splits["train"], splits["vali"], config, device, stop=lambda: signals.received)
     try:
         for event in loop:
             if isinstance(event, Epoch):
-                if rank == 0:
-                    journal.add(event._asdict() | {"seconds": round(seconds(), 3)})
-                    if board is not None:
-                        board.add_scalar("loss", event.loss, event.epoch)
-                        board.add_scalar(config.train.metric, event.metric, event.epoch)
-                save()
+                record.add(event)
             yield event
     except RuntimeError as error:
-        if world > 1 and _lost_a_process(error):
-            save()  # the step that failed has changed nothing
+        if world > 1 and lost_a_process(error):
+            record.save()  # the step that failed has changed nothing
         raise
-    if board is not None:
-        board.close()
-    if not finished(learner.progress, config.train):
-        save()
-        processes.wait_for_all()
+    record.close()
+    if not finished(state.progress, config.train):
+        record.save()
+        distributed.barrier()
         raise InterruptedRunError(
-            f"stopped in epoch {learner.progress.epoch + 1} and saved; go on with: rankgrad train --resume {out}"
+            f"stopped in epoch {state.progress.epoch + 1} and saved; go on with: rankgrad train --resume {folder}"
         )
-    signals.impatient()
+    signals.stop_at_once()
     if config.train.select == "best":
-        model.load_state_dict(learner.best)
+        ranker.model.load_state_dict(state.best)
     results = {
-        split: evaluate(model, splits[split], metrics, device=device, rank=rank, world=world)
-        for split, metrics in wanted(splits, config.train.metrics).items()
+        split: evaluate(ranker.model, splits[split], metrics, device=device, rank=rank, world=world)
+        for split, metrics in files.metrics_to_measure(splits, config.train.metrics).items()
     }
     if rank == 0:
-        best = config.train.select == "best"
+        files.write_ranker(folder, ranker)
         facts = {
-            "selection": _selection(splits["vali"], config.train.metric) if best else LAST_EPOCH,
-            "best_epoch": learner.progress.best_epoch if best else learner.progress.epoch,
-            "epochs": learner.progress.epoch,
-            "seconds": round(seconds(), 3),
+            "loss": config.loss.name,
+            "data": config.data.path,
+            "seed": config.train.seed,
+            **_selected(config, state, splits["vali"]),
+            "epochs": state.progress.epoch,
+            "seconds": round(record.seconds(), 3),
             "processes": world,
-            "path": learner.path._asdict() if learner.path else None,  # None: resumed after its last epoch
+            "execution": state.plan._asdict() if state.plan else None,  # None: resumed after its last epoch
         }
-        _finish(out, config, model, units, scaling, splits, results, device, facts)
+        settings = config.train
+        report = files.write_results(
+            folder, splits, results, settings.metrics, facts, device=device, threads=settings.threads
+        )
+        yield Finished({"run": str(folder), **report})
     del loop
     gc.collect()
-    processes.wait_for_all()
+    distributed.barrier()
 
 
-def _selection(validation: RankingDataset, metric: str) -> str:
-    return "best epoch by validation" if decides(validation, metric) else FIRST_EPOCH
+def _selected(config: Config, state: TrainState, validation: RankingDataset) -> dict[str, Any]:
+    """Which epoch's weights are kept, and why."""
+    if config.train.select == "last":
+        return {"selection": files.LAST_EPOCH, "best_epoch": state.progress.epoch}
+    chosen = can_choose(validation, config.train.metric)
+    return {
+        "selection": files.BEST_EPOCH if chosen else files.FIRST_EPOCH,
+        "best_epoch": state.progress.best_epoch,
+    }
 
 
-def _finish(
-    out: Path,
-    config: Config,
-    model: nn.Module,
-    units: int,
-    scaling: Scaling,
-    splits: dict[str, RankingDataset],
-    results: dict[str, dict[str, np.ndarray]],
-    device: torch.device,
-    facts: dict[str, Any],
-) -> None:
-    """Write the model, the per-query metrics and, last, the report: its presence means the run is finished."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= {f"scaling.{name}": torch.from_numpy(np.array(value)) for name, value in scaling.to_state().items()}
-    width, names = splits["train"].features.shape[1], splits["train"].feature_names
-    save_tensors(out / "model.safetensors", tensors, {"features": width, "units": units, "feature_names": names})
-    facts = {"loss": config.loss.name, "data": config.data.path, "seed": config.train.seed, **facts}
-    record(out, splits, results, config.train.metrics, facts, device=device, threads=config.train.threads)
+class _Record:
+    """What a run writes while it trains: checkpoints, the history, TensorBoard's events. One process writes, the others do not."""
 
+    def __init__(self, folder: Path, config: Config, state: TrainState, fingerprint: str, *, writes: bool) -> None:
+        self._folder, self._config, self._state, self._fingerprint, self._writes = (
+            folder, config, state, fingerprint, writes,
+        )  # fmt: skip
+        self._checkpoints, self._history = files.Checkpoints(folder), files.HistoryFile(folder)
+        self._board: Any = None
+        self._spent, self._started = 0.0, time.perf_counter()
 
-# --- using a run ------------------------------------------------------------------------------------------------------
+    def restore(self) -> None:
+        """Go on from the newest good checkpoint, in every process; from the start if there is none."""
+        content = distributed.broadcast_bytes(self._newest() if self._writes else b"")
+        if content:
+            tensors, facts = unpack(content, f"the checkpoint of {self._folder}")
+            self._spent = facts.pop("seconds")
+            if facts.pop("data") != self._fingerprint:
+                raise ValueError(
+                    f"the data of {self._folder} changed since the run began; expected the same lists; start a new run"
+                )
+            self._state.restore(tensors, facts)
+        if self._writes:
+            self._history.cut(self._state.progress.epoch)
+            if self._config.train.tensorboard:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._board = SummaryWriter(self._folder / "tensorboard", purge_step=self._state.progress.epoch + 1)
+        self._started = time.perf_counter()
+
+    def _newest(self) -> bytes:
+        if not self._checkpoints.exist():
+            return b""
+        tensors, facts, complaints = self._checkpoints.load()
+        for complaint in complaints:
+            print(f"{complaint}; going on from the checkpoint before it", file=sys.stderr)
+        return pack(tensors, facts)
+
+    def seconds(self) -> float:
+        """Spent on this run, before interruptions too."""
+        return self._spent + time.perf_counter() - self._started
+
+    def add(self, epoch: Epoch) -> None:
+        """Write an epoch down, and a checkpoint."""
+        if self._writes:
+            self._history.add(epoch._asdict() | {"seconds": round(self.seconds(), 3)})
+            if self._board is not None:
+                self._board.add_scalar("loss", epoch.loss, epoch.epoch)
+                self._board.add_scalar(self._config.train.metric, epoch.metric, epoch.epoch)
+        self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        if self._writes:
+            facts = {"seconds": self.seconds(), "data": self._fingerprint}
+            self._checkpoints.save(self._state.tensors(), self._state.facts() | facts)
+
+    def close(self) -> None:
+        """No more events."""
+        if self._board is not None:
+            self._board.close()
 
 
 @dataclass(frozen=True)
@@ -239,121 +264,39 @@ class Run:
     """A finished run, ready to score lists."""
 
     folder: Path
-    config: Config
-    model: nn.Module
-    scaling: Scaling
-    features: int
-    device: torch.device
-    feature_names: tuple[str, ...] | None = None
+    ranker: Ranker
 
     @classmethod
     def open(cls, folder: Path, device: str = "auto") -> "Run":
         """Load a run; no code from the folder is executed."""
-        if (folder / "trees.json").is_file():
-            raise ValueError(
-                f"{folder} holds trees of another library, and they score with that library alone; expected a run of "
-                "`rankgrad train`; load its model file yourself, or use `rankgrad compare` and `rankgrad report`"
-            )
-        for name in ("model.safetensors", "config.toml"):
-            if not (folder / name).is_file():
-                state = "has not finished" if (folder / "config.toml").is_file() else "is not a run"
-                raise ValueError(
-                    f"{folder} {state}: it has no {name}; expected a folder that `rankgrad train` finished"
-                )
-        config = load(folder / "config.toml")
-        tensors, facts = load_tensors(folder / "model.safetensors", "; put a copy of it back, or train the run again")
-        with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
-            model = make_model(config.model, facts["features"], facts["units"], config.loss.name)
-        try:
-            model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-        except RuntimeError:
-            raise ValueError(
-                f"{folder / 'model.safetensors'} does not fit [model] of {folder / 'config.toml'}; "
-                "expected them as training wrote them; was one of them changed?"
-            ) from None
-        scaling = Scaling.from_state(
-            {k.removeprefix("scaling."): v.numpy() for k, v in tensors.items() if k.startswith("scaling.")}
-        )
-        place = make_device(device)
-        names = None if facts["feature_names"] is None else tuple(facts["feature_names"])
-        return cls(folder, config, model.to(place).eval(), scaling, facts["features"], place, names)
+        return cls(folder, files.read_ranker(folder, device))
+
+    @property
+    def config(self) -> Config:
+        """What it was trained with."""
+        return self.ranker.config
 
     def read(self, source: str, *, split: str = "test", labelled: bool = True) -> RankingDataset:
         """Lists of the width this model expects, as they are in the source; `labelled`: as in `read_lists`."""
-        if _is_run(source):
+        if files.is_run(source):
             raise ValueError(
                 f"{source} is a run; expected DATA, the lists it is to rank, after the runs; name them last"
             )
+        data = self.config.data
         return read_lists(
             source,
             split=split,
-            fold=self.config.data.fold,
-            features=self.features,
-            names=self.feature_names,
+            fold=data.fold,
+            features=self.ranker.features,
+            names=self.ranker.names,
             labelled=labelled,
-            columns=Columns(self.config.data.label, self.config.data.qid),  # weights are for learning
+            columns=Columns(data.label, data.qid),  # weights are for learning
         )
 
     def score(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""
-        return score(self.model, scaled(data, self.scaling), device=self.device)
+        return self.ranker.score_lists(data)
 
     def evaluate(self, data: RankingDataset, metrics: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
         """Per-query metrics, [Q], NaN at empty queries."""
-        return evaluate(
-            self.model, scaled(data, self.scaling), metrics or self.config.train.metrics, device=self.device
-        )
-
-
-def _is_run(source: str) -> bool:
-    """Whether a folder is a run; a config.toml alone may lie beside lists too."""
-    folder = Path(source)
-    return (folder / "config.toml").is_file() and any(
-        (folder / name).is_file() for name in ("history.jsonl", "model.safetensors")
-    )
-
-
-# --- what a run writes while it goes on, and its machine ---------------------------------------------------------------
-
-
-class Journal:
-    """history.jsonl: a line per epoch, rewritten whole, because a line that was cut short helps nobody."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lines: list[str] = []
-
-    def cut(self, epochs: int) -> None:
-        """Keep the lines of the first epochs, which the checkpoint knows of."""
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        self._lines = lines[:epochs]
-        self._write()
-
-    def add(self, line: dict[str, Any]) -> None:
-        """Add an epoch."""
-        self._lines.append(json.dumps(without_nan(line)))
-        self._write()
-
-    def _write(self) -> None:
-        write_atomically(self._path, "".join(f"{line}\n" for line in self._lines).encode())
-
-
-def _checkpoint(rotation: Rotation) -> bytes:
-    """The newest good checkpoint; nothing if the run has none yet."""
-    if not rotation.exists():
-        return b""
-    tensors, facts, complaints = rotation.load()
-    for complaint in complaints:
-        print(f"{complaint}; going on from the checkpoint before it", file=sys.stderr)
-    return pack(tensors, facts)
-
-
-def _lost_a_process(error: RuntimeError) -> bool:
-    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL")
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
-
-
-def _tensorboard(out: Path, epochs: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(out / "tensorboard", purge_step=epochs + 1)
+        return self.ranker.evaluate(data, metrics or self.config.train.metrics)

@@ -1,13 +1,10 @@
-"""Strings become objects, in one place: losses, models, devices of a configuration, checked before any data is read.
-
-Room 5: imports config, losses, metrics, models, train and the names of scalings.
-"""
+"""Names of a configuration become objects, in one place: losses, models, devices; `validate` checks them before data is read."""
 
 import dataclasses
 import difflib
 import importlib.util
-import inspect
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,76 +14,101 @@ from torch import Tensor, nn
 
 from rankgrad.checks import non_negative, one_of, positive, whole
 from rankgrad.data.scaling import KINDS
-from rankgrad.losses import LOSSES, teaching_rule
+from rankgrad.losses import LOSS_TABLE, LOSSES, LossSpec
 from rankgrad.metrics import parse_metric
 from rankgrad.models import MLP, MODELS, Linear, Transformer
-from rankgrad.training.config import Config, Model, Optimiser, Train, dumps, loads
+from rankgrad.training.config import Config, Model, Optimiser, Train, checked_types
 from rankgrad.training.execution import CHOICES
-from rankgrad.training.loop import OPTIMISERS, SCHEDULES
 from rankgrad.training.precision import PRECISIONS
+from rankgrad.training.state import OPTIMISERS, SCHEDULES
 from rankgrad.training.step import Objective
 
+Loss = LossSpec | Callable[..., Tensor] | None  # a caller's own, None: that of the configuration's name
 
-def parse_loss(text: str) -> tuple[str, dict[str, Any]]:
-    """A loss's name and its cut-off: "neural_ndcg@10" -> ("neural_ndcg", {"k": 10}).
 
-    >>> parse_loss("lambdarank@5")
+def as_spec(loss: LossSpec | Callable[..., Tensor]) -> LossSpec:
+    """A caller's own loss: as it is, or a bare function with the signature of every loss."""
+    return loss if isinstance(loss, LossSpec) else LossSpec(loss)
+
+
+def parse_loss(text: str) -> tuple[LossSpec, dict[str, Any]]:
+    """A loss by name and its cut-off: "neural_ndcg@10" -> its line of LOSS_TABLE, {"k": 10}.
+
+    >>> spec, options = parse_loss("lambdarank@5")
+    >>> spec.name, options
     ('lambdarank', {'k': 5})
     """
-    name, at, depth = text.partition("@") if isinstance(text, str) else (repr(text), "", "")
+    name = text.partition("@")[0] if isinstance(text, str) else repr(text)
     if name not in LOSSES:
         near = difflib.get_close_matches(name, LOSSES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{text!r} is not a loss; expected one of {', '.join(LOSSES)}{hint}")
+    spec = next((spec for spec in LOSS_TABLE if spec.name == name), None) or LossSpec(LOSSES[name], name)
+    return spec, _cutoff(spec, text)
+
+
+def loss_of(config: Config, loss: Loss = None) -> tuple[LossSpec, dict[str, Any]]:
+    """The loss of a configuration, or the caller's own, and all options it is given."""
+    name, options = config.loss.name, config.loss.options
+    if loss is None:
+        spec, cutoff = parse_loss(name)
+    else:
+        spec = as_spec(loss)
+        cutoff = _cutoff(spec, name)
+    return spec, cutoff | dict(options)
+
+
+def _cutoff(spec: LossSpec, text: str) -> dict[str, Any]:
+    _, at, depth = text.partition("@")
     if not at or depth == "max":
-        return name, {}
+        return {}
     if not (depth.isascii() and depth.isdigit() and int(depth) >= 1):
         raise ValueError(f"{text!r} is not a loss; expected a whole number, 1 or above, or max, after the @")
-    if "k" not in inspect.signature(LOSSES[name]).parameters:
-        raise ValueError(f"{text!r}: the loss {name} has no cut-off; write {name}")
-    return name, {"k": int(depth)}
+    if "k" not in spec.parameters:
+        raise ValueError(f"{text!r}: the loss {spec.name} has no cut-off; write {spec.name}")
+    return {"k": int(depth)}
 
 
-def make_objective(config: Config) -> Objective:
+def make_objective(config: Config, loss: Loss = None) -> Objective:
     """The loss of a configuration: one value per list, unchecked (the loop has its own policy for bad numbers)."""
-    name, options = parse_loss(config.loss.name)
-    parameters = inspect.signature(LOSSES[name]).parameters
+    spec, options = loss_of(config, loss)
+    parameters = spec.parameters
     own = {"scores", "labels", "mask", "k", "check", "reduction", "generator", "noise", "sort", "backend"}
     known = [key for key in parameters if key not in own]
     for key in config.loss.options:
         if key not in known:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise ValueError(f"the loss {name} has no option {key!r}; {takes}")
-        if isinstance(parameters[key].default, bool) and not isinstance(config.loss.options[key], bool):
-            raise ValueError(f"{key} must be true or false, got {config.loss.options[key]!r}")
-    options |= config.loss.options
-    function = partial(LOSSES[name], **options, reduction="none", check=False)
+            raise ValueError(f"the loss {spec.name} has no option {key!r}; {takes}")
+        if isinstance(parameters[key].default, bool) and not isinstance(options[key], bool):
+            raise ValueError(f"{key} must be true or false, got {options[key]!r}")
+    function = partial(spec.function, **options, reduction="none", check=False)
+    many_units, random = spec.units(2) > 1, "generator" in parameters
 
     def values(scores: Tensor, labels: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-        if name == "ordinal" and scores.dim() == 2:
+        if many_units and scores.dim() == labels.dim():
             scores = scores[..., None]
-        return (
-            function(scores, labels, mask, generator=generator)
-            if "generator" in parameters
-            else function(scores, labels, mask)
-        )
+        return function(scores, labels, mask, generator=generator) if random else function(scores, labels, mask)
 
-    objective = Objective(values, teaching_rule(name, options.get("threshold")))
-    probe = torch.zeros(1, 2, 1) if name == "ordinal" else torch.zeros(1, 2)
-    objective.values(probe, torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), torch.Generator())  # options are good
+    objective = Objective(values, spec.counting(options), by_document=spec.unit == "document")
+    labels, mask = torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    tried = objective.values(torch.zeros(1, 2), labels, mask, torch.Generator())  # bad options are refused here
+    if not isinstance(tried, Tensor) or tried.shape != (1,):
+        came = list(tried.shape) if isinstance(tried, Tensor) else type(tried).__name__
+        raise ValueError(
+            f"the loss {spec.name} must give one value per list for reduction='none', [1] for one list, got {came}"
+        )
     return objective
 
 
-def takes_gain(config: Config) -> bool:
+def takes_gain(config: Config, loss: Loss = None) -> bool:
     """Whether the loss of a configuration takes the gain 2^y - 1 of a label, which the largest labels do not have."""
-    name = parse_loss(config.loss.name)[0]
-    graded = "gain" in inspect.signature(LOSSES[name]).parameters
-    return name == "xe_ndcg" or (graded and config.loss.options.get("gain", "exp2") == "exp2")
+    spec, options = loss_of(config, loss)
+    return spec.gain and options.get("gain", "exp2") == "exp2"
 
 
-def make_model(settings: Model, features: int, units: int, loss: str) -> nn.Module:
-    """The scorer of a configuration."""
-    tanh = loss.startswith("neural_") if settings.tanh is None else settings.tanh
+def make_model(settings: Model, features: int, units: int, *, tanh: bool) -> nn.Module:
+    """The scorer of a configuration; `tanh` where the configuration does not say."""
+    tanh = tanh if settings.tanh is None else settings.tanh
     if settings.kind == "transformer":
         return Transformer(
             features,
@@ -122,18 +144,16 @@ def make_device(name: str) -> torch.device:
     return device
 
 
-def resolve(config: Config) -> Config:
+def validate(config: Config, loss: Loss = None) -> Config:
     """Check everything that can be checked before data is read, and write down what the machine decides."""
-    config = loads(dumps(config))  # types, as of a file
+    config = checked_types(config)
     one_of("data.scaling", config.data.scaling, KINDS)
     whole("data.fold", config.data.fold, 1)
     whole("data.list_size", config.data.list_size, 2)
     if not 0 < positive("data.validation", config.data.validation) < 1:
         raise ValueError(f"data.validation must be above 0 and below 1, got {config.data.validation!r}")
+    make_objective(config, loss)
     _check_model(config.model)
-    make_objective(config)
-    with torch.device("meta"):  # sizes that do not fit together, found without taking memory or random numbers
-        make_model(config.model, 1, 1, config.loss.name)
     _check_optimiser(config.optimiser)
     settings = config.train
     _check_train(settings)
@@ -142,14 +162,13 @@ def resolve(config: Config) -> Config:
 
 
 def _check_model(settings: Model) -> None:
+    """By making one, which on the meta device takes neither memory nor random numbers."""
     one_of("model.kind", settings.kind, MODELS)
-    for name in ("width", "layers", "heads", "feedforward"):
-        whole(f"model.{name}", getattr(settings, name), 1)
-    for size in settings.hidden:
-        whole("every size in model.hidden", size, 1)
-    if non_negative("model.dropout", settings.dropout) >= 1:
-        raise ValueError(f"model.dropout must be 0 or above and below 1, got {settings.dropout!r}")
-    non_negative("model.input_noise", settings.input_noise)
+    try:
+        with torch.device("meta"):
+            make_model(settings, 1, 1, tanh=False)
+    except ValueError as error:
+        raise ValueError(f"in [model], {error}") from None
 
 
 def _check_optimiser(settings: Optimiser) -> None:

@@ -1,7 +1,8 @@
-"""What a run is: frozen dataclasses, read strictly from TOML and written back resolved. Imports nothing of rankgrad.
+"""What a run is: frozen dataclasses, read strictly from TOML; recipes to start from, and single keys changed by text.
 
 `Config()` is the paper's recipe. A TOML file may leave anything out; what it holds must exist here, and a key that does
-not is an error that names its neighbours.
+not is an error that names its neighbours. Whether the values make sense together is checked by `build.validate`.
+Nothing here imports torch: the command line shows these defaults in its help.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 Option = bool | int | float | str
+
+# Keys that configurations had once. Runs written with them still open: they are left out, with a warning.
+GONE = {"train": ("compile",)}
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,6 @@ class Train:
     metrics: tuple[str, ...] = ("ndcg@5", "ndcg@10", "map", "mrr")  # of the report
     resident: bool | str = "auto"  # auto, true, false: the train split in the device's memory
     pack: bool | str = "auto"  # auto, true, false: lists end to end, without padding
-    compile: bool | str = "auto"  # auto, true, false: the model by torch.compile
     graph: bool | str = "auto"  # auto, true, false: steps recorded as CUDA graphs
 
 
@@ -111,8 +115,11 @@ class Config:
     train: Train = field(default_factory=Train)
 
 
-def loads(text: str, source: str = "the configuration") -> Config:
+def loads(text: str, source: str = "the configuration", *, of_run: bool = False) -> Config:
     r"""A Config from TOML; every key must be known and of its type.
+
+    `of_run`: the text was written by a run or a saved ranker, perhaps long ago: keys that are gone are left out, with a
+    warning.
 
     >>> loads("[train]\nepoch = 8")
     Traceback (most recent call last):
@@ -125,38 +132,56 @@ def loads(text: str, source: str = "the configuration") -> Config:
         raise ValueError(
             f"{source} is not TOML: {error}; expected lines such as epochs = 8 under a line [train]; mend it there"
         ) from None
-    config = _build(Config, table, "", source)
-    assert isinstance(config, Config)
-    return config
+    if of_run:
+        _leave_out_gone(table, source)
+    return _build(Config, table, "", source)
 
 
-def load(file: Path) -> Config:
-    """The configuration in a file."""
+def load(file: Path, *, of_run: bool = False) -> Config:
+    """The configuration in a file; `of_run` as in `loads`."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ValueError(f"{file} is not text; expected a configuration in TOML") from None
-    return loads(text, str(file))
+    return loads(text, str(file), of_run=of_run)
 
 
 def dumps(config: Config) -> str:
     """The configuration as TOML: complete, so that a changed default never changes an old run."""
     parts = []
+    for section, values in _sections(config):
+        plain = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
+        tables = {f"{section}.{key}": value for key, value in values.items() if isinstance(value, Mapping) and value}
+        lines = [f"[{section}]", *plain]
+        for name, table in tables.items():
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def checked_types(config: Config) -> Config:
+    """The same configuration, after the checks of types that one read from a file has passed."""
+    return _build(Config, dict(_sections(config)), "", "the configuration")
+
+
+def _sections(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Sections with the keys that have a value; TOML has no null: an absent key is the default."""
     for section in dataclasses.fields(config):
         values = getattr(config, section.name)
-        lines = [f"[{section.name}]"]
-        tables = []
+        known = {key.name: getattr(values, key.name) for key in dataclasses.fields(values)}
         for key in dataclasses.fields(values):
-            value = getattr(values, key.name)
-            if isinstance(value, Mapping):
-                lines_of_table = [f"{name} = {_toml(item)}" for name, item in value.items()]
-                tables.append("\n".join([f"\n[{section.name}.{key.name}]", *lines_of_table]) if value else "")
-            elif value is not None:
-                lines.append(f"{key.name} = {_toml(value)}")
-            elif key.default is not None:  # TOML has no null: an absent key is the default
+            if known[key.name] is None and key.default is not None:
                 raise ValueError(f"{section.name}.{key.name} is None; expected a value such as {key.default!r}")
-        parts.append("\n".join([*lines, *filter(None, tables)]))
-    return "\n\n".join(parts) + "\n"
+        yield section.name, {key: value for key, value in known.items() if value is not None}
+
+
+def _leave_out_gone(table: dict[str, Any], source: str) -> None:
+    found = [f"{section}.{key}" for section, keys in GONE.items() for key in keys if key in table.get(section, {})]
+    for name in found:
+        section, _, key = name.partition(".")
+        del table[section][key]
+    if found:
+        warnings.warn(f"{source}: {', '.join(found)} no longer exists and is ignored", stacklevel=2)
 
 
 def _build(kind: type, table: Mapping[str, Any], place: str, source: str) -> Any:
@@ -185,7 +210,7 @@ def _value(kind: Any, value: Any, name: str, source: str) -> Any:
     origin = typing.get_origin(kind)
     if origin is tuple:
         item = typing.get_args(kind)[0]
-        if not isinstance(value, list):
+        if not isinstance(value, list | tuple):
             raise ValueError(f"{source}: {name} must be a list, got {value!r}")
         return tuple(_value(item, entry, name, source) for entry in value)
     if origin is Mapping:
@@ -206,3 +231,94 @@ def _toml(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+
+
+def paper() -> Config:
+    """ArXiv 2102.07831: two encoder blocks of width 96, 100 epochs of Adam, lr / 10 after epoch 50."""
+    return Config()
+
+
+def small() -> Config:
+    """A third of the paper's width, at most 30 epochs, small batches, stopped early by validation."""
+    return Config(
+        model=Model(width=32, feedforward=64),
+        optimiser=Optimiser(schedule="constant"),
+        train=Train(epochs=30, batch_size=16, patience=8),
+    )
+
+
+def dasalc() -> Config:
+    """Qin et al. 2021, "Are Neural Rankers still Outperformed by Gradient Boosted Decision Trees?", as for Web30K.
+
+    Their sizes: sign(x) log(1 + |x|), noise of deviation 1.5 on standardised inputs, 4 layers of attention with 2 heads of
+    100, hidden layers of 512, dropout 0.4, softmax loss, batches of 128 lists of at most 200, 15,000 steps (100 epochs of
+    Web30K). The differences: their attention modulates a second network beside it (a "latent cross", and batch norms
+    inside), ours is one pre-norm encoder of that width; they normalise inputs by batch, we by the train split. Their last
+    ingredient is an ensemble: train several seeds, and give all runs to `rankgrad evaluate` or `rank`.
+    """
+    return Config(
+        data=Data(scaling="symlog", list_size=200),
+        model=Model(width=200, layers=4, heads=2, feedforward=512, dropout=0.4, input_noise=1.5),
+        loss=Loss("softmax"),
+        optimiser=Optimiser(schedule="constant"),
+        train=Train(epochs=100, batch_size=128),
+    )
+
+
+RECIPES: Mapping[str, Callable[[], Config]] = {"paper": paper, "small": small, "dasalc": dasalc}
+
+
+# --- single keys, as the command line gives them ----------------------------------------------------------------------
+
+
+def configure(data: str, given: Mapping[str, Any], settings: Sequence[str], recipe: str | None = None) -> Config:
+    """A configuration from DATA (or a TOML file), values by key such as "train.epochs", and texts SECTION.KEY=VALUE.
+
+    What they leave open follows the recipe, the paper's if none is named.
+
+    >>> configure("synthetic", {"train.epochs": 8}, ["loss.options.tau=0.5"]).loss.options
+    {'tau': 0.5}
+    """
+    file = Path(data)
+    if recipe is not None and recipe not in RECIPES:
+        raise ValueError(f"there is no recipe {recipe!r}; expected one of {', '.join(RECIPES)}")
+    if recipe is not None and file.suffix == ".toml":
+        raise ValueError(f"--recipe {recipe} and {data} are two configurations; expected one; leave one of them out")
+    if file.suffix == ".toml":
+        if not file.is_file():
+            raise ValueError(f"{data} does not exist; expected a configuration file; check the path")
+        config = load(file)
+    else:
+        config = replaced(RECIPES[recipe or "paper"](), "data.path", data)
+    for name, value in given.items():
+        config = replaced(config, name, value)
+    for text in settings:
+        config = _set(config, text)
+    if config.train.metric not in config.train.metrics:  # what picks the epoch belongs into the report
+        config = replaced(config, "train.metrics", (*config.train.metrics, config.train.metric))
+    return config
+
+
+def replaced(config: Config, name: str, value: Any) -> Config:
+    """The configuration with another value of SECTION.KEY."""
+    section, _, key = name.partition(".")
+    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{key: value})})
+
+
+def _set(config: Config, text: str) -> Config:
+    """Apply SECTION.KEY=VALUE; a VALUE that is not TOML is a word."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    section, dot, key = name.rpartition(".")
+    if not (equals and dot and section and key):
+        raise ValueError(f"--set {text} is not a setting; expected SECTION.KEY=VALUE, such as --set train.epochs=8")
+    try:
+        tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        value = json.dumps(value)
+    part = loads(f"[{section}]\n{key} = {value}", f"--set {text}")
+    if section == "loss.options":
+        return replaced(config, "loss.options", {**config.loss.options, **part.loss.options})
+    return replaced(config, name, getattr(getattr(part, section), key))

@@ -1,12 +1,11 @@
-"""Functions compiled, and steps recorded as CUDA graphs and replayed: the host says "again" instead of a thousand launches.
+"""Steps recorded as CUDA graphs and replayed: one call of the host instead of a thousand launches.
 
-Room 5: imports nothing of rankgrad. What fails to be compiled or recorded is computed as it is, and `reason` says why, or it is
-a ValueError where it was asked for by name (`required`). A graph repeats the same kernels on the same memory, so what changes from step to step
-comes in through tensors of its own, and there is one graph for each shape. Random numbers are those the generators give
-when a graph is replayed, the same as without it.
+A step that cannot be recorded is computed as it is, and `reason` says why; where it was asked for by name (`required`) that
+is a ValueError. A graph repeats the same kernels on the same memory, so what changes from step to step comes in through tensors
+of its own, and there is one graph for each shape. Random numbers are those the generators give when a graph is replayed,
+the same as without it.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,37 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Compiler:
-    """Compiles functions by torch.compile, once for all sizes of batches; leaves them alone if it is not `on`."""
-
-    def __init__(self, *, on: bool, required: bool = False) -> None:
-        self.on, self.reason = on, ""
-        self._required = required
-
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, compiled when it is first called."""
-        if not self.on:
-            return function
-        made = torch.compile(function, dynamic=True)
-
-        def call(*given: Any) -> Any:
-            if not self.reason:
-                try:
-                    with warnings.catch_warnings():  # its advice on TF32 is what `precision` decides
-                        warnings.simplefilter("ignore")
-                        return made(*given)
-                except RuntimeError as error:
-                    if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-                        raise
-                    self.reason = f"the step cannot be compiled: {_first_line(error)}"
-                    if self._required:
-                        raise ValueError(f"train.compile = true: {self.reason}; say 'auto' or false") from error
-            return function(*given)
-
-        return call
-
-
-class Slot:
+class GraphInputs:
     """The tensors a graph reads, for one shape of batch, and once it is recorded the graph and what it leaves."""
 
     def __init__(self, batch: Any) -> None:
@@ -59,7 +28,7 @@ class Slot:
         torch._foreach_copy_(self.inputs, [part for part in batch if isinstance(part, Tensor)], non_blocking=True)
 
 
-class Captured:
+class GraphedStep:
     """function(batch) -> tensor, recorded the second time a shape comes and then replayed; a batch is a named tuple.
 
     The first time it is computed as it is: whatever is compiled or allocated once is so by then. The output is overwritten by
@@ -79,14 +48,14 @@ class Captured:
         self._function, self._generators = function, generators
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._slots: dict[Any, Slot] = {}
+        self._by_shape: dict[Any, GraphInputs] = {}
 
     def __call__(self, batch: Any) -> Tensor:
         """Compute, record, or replay."""
         key = tuple(part.shape if isinstance(part, Tensor) else part for part in batch)
-        slot = self._slots.get(key)
+        slot = self._by_shape.get(key)
         if slot is None:
-            slot = self._slots[key] = Slot(batch)
+            slot = self._by_shape[key] = GraphInputs(batch)
             return self._compute(slot)
         slot.fill(batch)
         if slot.graph is None and not self.reason:
@@ -96,7 +65,7 @@ class Captured:
         slot.graph.replay()
         return slot.output
 
-    def _compute(self, slot: Slot) -> Tensor:
+    def _compute(self, slot: GraphInputs) -> Tensor:
         """On the stream that records: what autograd remembers of streams must fit the recording."""
         here = torch.cuda.current_stream()
         self._stream.wait_stream(here)
@@ -105,7 +74,7 @@ class Captured:
         here.wait_stream(self._stream)
         return output
 
-    def _record(self, slot: Slot) -> None:
+    def _record(self, slot: GraphInputs) -> None:
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)

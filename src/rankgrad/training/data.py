@@ -1,6 +1,6 @@
 """The lists of a run: read, a part held out where there is no validation split, scaled, shared between processes.
 
-Room 5: imports data, checkpoint, config, evaluate and processes. The test split is scaled like the others and otherwise left alone.
+The test split is scaled like the others and otherwise left alone.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import Columns, read_splits
 from rankgrad.data.scaling import Scaling, fit_scaling
 from rankgrad.files import load_tensors, save_tensors
-from rankgrad.training import distributed as processes
+from rankgrad.training import distributed
 from rankgrad.training.config import Config
 from rankgrad.training.evaluate import expect_gains
 
@@ -27,14 +27,14 @@ def shared_splits(config: Config, out: Path, world: int) -> ScaledSplits:
     """The splits, scaled. Of several processes the first of a machine reads the text; the others map what it made."""
     if world == 1:
         return load_splits(config)
-    local, number = processes.machine()
+    local, number = distributed.place_on_machine()
     folder = out / f".scaled-{number}"
     if local == 0:
         shutil.rmtree(folder, ignore_errors=True)
         save_scaled(folder, *load_splits(config))
-    processes.wait_for_all()
+    distributed.barrier()
     lent = open_scaled(folder)
-    processes.wait_for_all()
+    distributed.barrier()
     if local == 0:
         shutil.rmtree(folder)  # the mapped files live on until the last process lets go of them
         with contextlib.suppress(OSError):  # on another machine the folder was made for this alone

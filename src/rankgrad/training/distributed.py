@@ -1,7 +1,7 @@
-"""A run among other processes: joining those torchrun started, telling them something, and being told to leave.
+"""A run among other processes: joining those that torchrun started, sending them bytes, and signals to stop.
 
-Room 5: imports nothing of rankgrad. Everything works alone too, where there is nobody to wait for. What is told are bytes:
-torch's own way of sending objects would load pickles.
+Everything works alone too, where there is nobody to wait for. Only bytes are sent: torch's own way of sending objects
+would load pickles.
 """
 
 import contextlib
@@ -9,13 +9,17 @@ import gc
 import os
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from rankgrad.errors import InterruptedRunError, OtherProcessError
+
+T = TypeVar("T")
 
 
 def rank() -> int:
@@ -26,7 +30,7 @@ def rank() -> int:
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[tuple[int, int]]:
+def process_group() -> Iterator[tuple[int, int]]:
     """Join the other processes under torchrun: (rank, world). A group that the caller has made is used and left alone."""
     if dist.is_initialized() or not _launched():
         yield (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -35,20 +39,39 @@ def joined() -> Iterator[tuple[int, int]]:
     try:
         yield dist.get_rank(), dist.get_world_size()
     except BaseException as error:
-        _forget_frames(error)
+        _clear_frames(error)
         raise
     finally:
         gc.collect()  # a gloo group that is destroyed before its DistributedDataParallel aborts now and then
         dist.destroy_process_group()
 
 
-def wait_for_all() -> None:
-    """Return when every process is here."""
+def barrier() -> None:
+    """Return when every process has come here."""
     if dist.is_initialized():
-        dist.all_reduce(torch.zeros(1))  # a barrier that needs no GPU
+        dist.all_reduce(torch.zeros(1))  # unlike dist.barrier it needs no GPU
 
 
-def told_by_first(content: bytes) -> bytes:
+def from_first(make: Callable[[], T], dump: Callable[[T], bytes], load: Callable[[bytes], T]) -> T:
+    """What `make` gives in the first process, in every process: dumped, sent and loaded in all but the first.
+
+    Where it fails in the first process, the others leave quietly.
+    """
+    if rank() > 0:
+        content = broadcast_bytes(b"")
+        if not content:
+            raise OtherProcessError
+        return load(content)
+    try:
+        made = make()
+    except BaseException:
+        broadcast_bytes(b"")
+        raise
+    broadcast_bytes(dump(made))
+    return made
+
+
+def broadcast_bytes(content: bytes) -> bytes:
     """The first process's content, in every process."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return content
@@ -62,17 +85,22 @@ def told_by_first(content: bytes) -> bytes:
     return payload.numpy().tobytes()
 
 
-def machine() -> tuple[int, int]:
+def place_on_machine() -> tuple[int, int]:
     """Which process of its machine this one is, and which machine of the run."""
     return int(os.environ.get("LOCAL_RANK", rank())), int(os.environ.get("GROUP_RANK", 0))
 
 
-class InterruptedRunError(Exception):
-    """The run was asked to stop, or lost a process, and has saved its place."""
+def lost_a_process(error: RuntimeError) -> bool:
+    """Whether an error of torch.distributed says that another process is gone."""
+    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL")
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
 class Signals(contextlib.AbstractContextManager["Signals"]):
-    """SIGTERM and Ctrl-C of a run: training is patient and asks `received` after every step; all else is left at once."""
+    """SIGTERM and Ctrl-C of a run.
+
+    While `patient`, a signal only sets `received`, which training looks at after every step; otherwise it raises at once.
+    """
 
     def __init__(self, out: Path) -> None:
         self.received = False
@@ -83,15 +111,15 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
     def listen(self) -> None:
         """Handle signals until the end of the `with`."""
         with contextlib.suppress(ValueError):  # not the main thread: its owner handles signals
-            self._before = {number: signal.signal(number, self.take) for number in (signal.SIGTERM, signal.SIGINT)}
+            self._before = {number: signal.signal(number, self.handle) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    def impatient(self) -> None:
-        """From now on leave at once, now if a signal has come already."""
+    def stop_at_once(self) -> None:
+        """From now on a signal raises at once; so does one that has come already."""
         self.patient = False
         if self.received:
-            self.take()
+            self.handle()
 
-    def take(self, *_: Any) -> None:
+    def handle(self, *_: Any) -> None:
         """Handle a signal."""
         self.received = True
         if not self.patient:
@@ -99,7 +127,7 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for number, handler in self._before.items():
-            # torchrun sends SIGTERM to all when it has lost one: who is leaving already has a last word to say.
+            # torchrun sends SIGTERM to all when it has lost one: a process that is leaving must still report why.
             leaving = number == signal.SIGTERM and _launched() and isinstance(error, InterruptedRunError)
             signal.signal(number, signal.SIG_IGN if leaving else handler)
 
@@ -108,8 +136,8 @@ def _launched() -> bool:
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def _forget_frames(error: BaseException | None) -> None:
-    """Let go of the locals an exception's traceback holds: the model that ties the processes together is one of them."""
+def _clear_frames(error: BaseException | None) -> None:
+    """Drop the locals that an exception's traceback holds: a DistributedDataParallel among them must go before its group."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

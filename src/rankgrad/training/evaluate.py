@@ -1,4 +1,4 @@
-"""Scoring lists with a model, and judging the scores. Room 5: imports data, mathematics and models.
+"""Scoring lists with a model, and measuring how good given scores are.
 
 Per-query values are kept with NaN at empty queries (nothing relevant), so that every rule for those can be applied later:
 `summarise` gives all three. Models score without dropout and in float32, however they are trained; scores that are not
@@ -6,7 +6,6 @@ finite are an error, because a ranking by them would be a plausible wrong number
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,19 +30,8 @@ def scored(
     """Every query once at full length, lists of similar length together: batches and their scores [B, L]."""
     training = model.training
     model.eval()
-    more = ON_A_GPU if device.type == "cuda" else 1
-    lists = batches(
-        dataset,
-        more * LISTS_AT_ONCE,
-        list_size=None,
-        shuffle=False,
-        device=device,
-        rank=rank,
-        world=world,
-        max_documents=DOCUMENTS_AT_ONCE,
-    )
     try:
-        for batch in lists:
+        for batch in _all_lists(dataset, device, rank, world):
             with torch.no_grad():
                 output = model(batch.features, batch.mask)
                 scores = ranking_scores(output.float(), 1 if output.dim() == 2 else output.shape[-1])
@@ -55,12 +43,9 @@ def scored(
 def score(model: nn.Module, dataset: RankingDataset, *, device: torch.device) -> np.ndarray:
     """One score per document, in the dataset's order, [N] float32."""
     scores = np.empty(len(dataset.labels), dtype=np.float32)
-    first, lengths = dataset.offsets[:-1], dataset.lengths
     for batch, values in scored(model, dataset, device=device):
-        queries = batch.queries.cpu().numpy()
-        place = np.arange(batch.mask.shape[1])
-        mask = place < lengths[queries, None]
-        scores[(first[queries, None] + place)[mask]] = values.cpu().numpy()[mask]
+        documents, mask = _documents(batch, dataset)
+        scores[documents[mask]] = values.cpu().numpy()[mask]
     return scores
 
 
@@ -75,13 +60,38 @@ def evaluate(
 ) -> dict[str, np.ndarray]:
     """Per-query values of each metric, [Q] float64, NaN at empty queries.
 
-    Of `world` processes each judges its share of the lists, and all of them get all values.
+    Of `world` processes each evaluates its share of the lists, and all of them get all values.
     """
+    return _measured(scored(model, dataset, device=device, rank=rank, world=world), dataset, metrics, device, world)
+
+
+def measure(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+    """Per-query values of each metric for scores [N] in the dataset's order, [Q] float64, NaN at empty queries."""
+    scores = np.asarray(scores)
+    if scores.shape != dataset.labels.shape:
+        raise ValueError(f"scores have shape {scores.shape}; expected one for each of {len(dataset.labels)} documents")
+
+    def given() -> Iterator[tuple[Batch, Tensor]]:
+        for batch in _all_lists(dataset, device):
+            documents, mask = _documents(batch, dataset)
+            yield batch, torch.from_numpy(np.where(mask, scores[np.where(mask, documents, 0)], 0).astype(np.float64))
+
+    device = torch.device("cpu")
+    return _measured(given(), dataset, metrics, device)
+
+
+def _measured(
+    lists: Iterator[tuple[Batch, Tensor]],
+    dataset: RankingDataset,
+    metrics: Sequence[str],
+    device: torch.device,
+    world: int = 1,
+) -> dict[str, np.ndarray]:
     functions = [parse_metric(name) for name in metrics]
     expect_grades(dataset, metrics)
     values = torch.zeros(len(metrics), len(dataset), dtype=torch.float64, device=device)
     broken = torch.zeros(len(dataset), dtype=torch.float64, device=device)
-    for batch, scores in scored(model, dataset, device=device, rank=rank, world=world):
+    for batch, scores in lists:
         broken[batch.queries] = (batch.mask & ~scores.isfinite()).any(-1).double()
         for row, function in zip(values, functions):
             row[batch.queries] = function(scores.double(), batch.labels, batch.mask, empty=np.nan, check=False)
@@ -98,36 +108,51 @@ def evaluate(
     return dict(zip(metrics, values.cpu().numpy()))
 
 
+def _all_lists(dataset: RankingDataset, device: torch.device, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+    return iter(
+        batches(
+            dataset,
+            (ON_A_GPU if device.type == "cuda" else 1) * LISTS_AT_ONCE,
+            list_size=None,
+            shuffle=False,
+            device=device,
+            rank=rank,
+            world=world,
+            max_documents=DOCUMENTS_AT_ONCE,
+        )
+    )
+
+
+def _documents(batch: Batch, dataset: RankingDataset) -> tuple[np.ndarray, np.ndarray]:
+    """Where the documents of a batch at full length stand in the dataset, and the mask, both [B, L]."""
+    queries, place = batch.queries.cpu().numpy(), np.arange(batch.mask.shape[1])
+    return dataset.offsets[queries, None] + place, place < dataset.lengths[queries, None]
+
+
 def expect_grades(dataset: RankingDataset, metrics: Sequence[str]) -> None:
     """Refuse labels that a metric has no gain for: such a query would look like an empty one."""
     for name in metrics:
-        if name.partition("@")[0] in ("ndcg", "dcg"):
+        if parse_metric(name).takes_gain:
             expect_gains(dataset, name, ", or choose a metric without gains, such as map")
 
 
-def expect_gains(dataset: RankingDataset, of: str, mend: str = "") -> None:
-    """Refuse labels whose gain is beyond all numbers; `of` says what takes it, `mend` what else may be done."""
+def expect_gains(dataset: RankingDataset, of: str, remedy: str = "") -> None:
+    """Refuse labels whose gain overflows; `of` says what takes it, `remedy` what else may be done."""
     if dataset.labels.max() > LARGEST_LABEL:
         place = int(dataset.labels.argmax())
-        query = dataset.query_ids[np.searchsorted(dataset.offsets, place, side="right") - 1]
+        query, label = (
+            dataset.query_ids[np.searchsorted(dataset.offsets, place, side="right") - 1],
+            dataset.labels[place],
+        )
         raise ValueError(
-            f"a label of query {query} is {dataset.labels[place]:g}, and its gain 2^label - 1, of which {of} is made, is no "
-            f"number; expected grades of relevance such as 0 to 4, {LARGEST_LABEL} at most; map your labels to grades{mend}"
+            f"label {label:g} of query {query} is too large for {of}: its gain 2^{label:g} - 1 overflows; expected grades of "
+            f"relevance such as 0 to 4, {LARGEST_LABEL} at most; map your labels to grades{remedy}"
         )
 
 
-def decides(dataset: RankingDataset, metric: str) -> bool:
+def can_choose(dataset: RankingDataset, metric: str) -> bool:
     """Whether a metric can tell one ranking of these lists from another: not if all queries are empty to it."""
-    return not np.isnan(judge(np.zeros(len(dataset.labels)), dataset, [metric])[metric]).all()
-
-
-def judge(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
-    """Per-query values of each metric for scores [N] in the dataset's order, [Q] float64, NaN at empty queries."""
-    scores = np.asarray(scores)
-    if scores.shape != dataset.labels.shape:
-        raise ValueError(f"scores have shape {scores.shape}; expected one for each of {len(dataset.labels)} documents")
-    given = RankingDataset(_places(scores, dataset)[:, None], dataset.labels, dataset.offsets, dataset.query_ids)
-    return evaluate(_FirstFeature(), given, metrics, device=torch.device("cpu"))
+    return not np.isnan(measure(np.zeros(len(dataset.labels)), dataset, [metric])[metric]).all()
 
 
 def summarise(values: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
@@ -145,24 +170,3 @@ def mean(values: np.ndarray, empty: float) -> float:
         return float(np.where(np.isnan(values), empty, values).mean())
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
-
-
-def _places(scores: np.ndarray, dataset: RankingDataset) -> np.ndarray:
-    """Each score's place among those of its list from worst to best, equal ones together: float32 holds it exactly."""
-    if not np.isfinite(scores).all():
-        return scores.astype(np.float32)  # to be refused where lists are judged
-    query = np.repeat(np.arange(len(dataset)), dataset.lengths)
-    order = np.lexsort((scores, query))
-    ranked = scores[order]
-    rises = (ranked[1:] > ranked[:-1]) & (query[1:] == query[:-1])
-    climbed = np.concatenate([[0], np.cumsum(rises)])
-    places = np.empty(len(scores), np.float32)
-    places[order] = climbed - climbed[dataset.offsets[:-1]][query]
-    return places
-
-
-class _FirstFeature(nn.Module):
-    """A "model" whose score is the first feature: lets given scores take the same path as a model's."""
-
-    def forward(self, features: Tensor, mask: Any) -> Tensor:  # noqa: ARG002 (the call every model has)
-        return features[..., 0]

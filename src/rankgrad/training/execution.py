@@ -1,14 +1,13 @@
-"""Which path the steps of a run take: what [train] asks for, what the machine and the model allow. Room 5.
+"""How the steps of a run are executed: what [train] asks for, what the machine and the model allow.
 
     resident   the train split lies in the device's memory; else its batches are gathered by a thread and copied, ahead of time
-    pack       lists end to end without padding (data/packing.py)
-    compile    the model by torch.compile; packed Transformers have kernels of their own, which are faster
-    graph      the step recorded as CUDA graphs (capture.py)
+    pack       lists end to end without padding (data/packed.py)
+    graph      the step recorded as CUDA graphs (cuda_graph.py)
 
 Each is "auto", true or false. "auto" is on where it works and pays; true is an error where it cannot work. Results agree.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -18,48 +17,44 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.models import Transformer
 from rankgrad.training.config import Train
 
-CHOICES = ("resident", "pack", "compile", "graph")
+CHOICES = ("resident", "pack", "graph")
 SHARE = 0.6  # of the device's free memory that the train split may take
-STEPS = 20_000  # fewer do not repay compiling: half a millisecond a step, 15 to 30 seconds, of a Transformer before it had kernels
 
 
-class Path(NamedTuple):
+class ExecutionPlan(NamedTuple):
     """What is on, and for each that is off, why."""
 
     resident: bool
     pack: bool
-    compile: bool
     graph: bool
     why_not: dict[str, str]
 
-    def without(self, **reasons: str) -> "Path":
+    def without(self, **reasons: str) -> "ExecutionPlan":
         """The same with those off that have a reason."""
         off = {name: reason for name, reason in reasons.items() if reason}
         return self._replace(**dict.fromkeys(off, False), why_not=self.why_not | off)
 
 
-def choose_path(
-    settings: Train, model: nn.Module, data: RankingDataset, device: torch.device, *, steps: int, world: int = 1
-) -> Path:
-    """The path of a run of `steps` steps in all."""
+def plan_execution(
+    settings: Train, model: nn.Module, data: RankingDataset, device: torch.device, *, world: int = 1
+) -> ExecutionPlan:
+    """How a run of `world` processes trains."""
     cannot = obstacles(model, device) | {"resident": _too_large(data, device)}
     if world > 1:
         shared = f"it works for one process, and {world} share this run"
-        cannot |= {"pack": shared, "compile": shared, "graph": shared}
+        cannot |= {"pack": shared, "graph": shared}
     expected = _discouraged(cannot, device)
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, bool] = {}
     why_not = {}
     for name in CHOICES:
         wish = getattr(settings, name)
-        if name == "compile" and not expected[name]:  # after pack, on which it depends
-            expected[name] = _needless(model, steps, packed=chosen["pack"])
         if wish is True and cannot[name]:
             raise ValueError(f"train.{name} = true cannot be done here: {cannot[name]}; say 'auto' or false")
         reason = "" if wish is True else "not asked for" if wish is False else expected[name]
         chosen[name] = not reason
         if reason:
             why_not[name] = reason
-    return Path(**chosen, why_not=why_not)
+    return ExecutionPlan(**chosen, why_not=why_not)
 
 
 def obstacles(model: nn.Module, device: torch.device) -> dict[str, str]:
@@ -71,28 +66,19 @@ def obstacles(model: nn.Module, device: torch.device) -> dict[str, str]:
     return {
         "resident": "",
         "pack": _not_packable(model, device),
-        "compile": kernels.why_no_compiler(device),
         "graph": "" if device.type == "cuda" else "CUDA graphs need a CUDA device",
     }
 
 
 def expectations(model: nn.Module, device: torch.device) -> dict[str, str]:
     """What "auto" leaves off on a machine and why, whatever the data; empty where it is on."""
-    reasons = _discouraged(obstacles(model, device), device)
-    return reasons | {"compile": reasons["compile"] or _needless(model, STEPS, packed=not reasons["pack"])}
+    return _discouraged(obstacles(model, device), device)
 
 
 def _discouraged(cannot: dict[str, str], device: torch.device) -> dict[str, str]:
     """What cannot be done, and what does not pay on a device."""
     on_cpu = "" if device.type == "cuda" else "it does not pay on the CPU"
-    return {name: reason or (on_cpu if name in ("pack", "compile") else "") for name, reason in cannot.items()}
-
-
-def _needless(model: nn.Module, steps: int, *, packed: bool) -> str:
-    """Why a model need not be compiled that could be; empty if it pays."""
-    if packed and isinstance(model, Transformer):
-        return "a packed Transformer has faster kernels"
-    return "" if steps >= STEPS else f"{steps} steps do not repay the time it takes"
+    return {name: reason or (on_cpu if name == "pack" else "") for name, reason in cannot.items()}
 
 
 def _too_large(data: RankingDataset, device: torch.device) -> str:

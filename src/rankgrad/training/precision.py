@@ -1,4 +1,4 @@
-"""How exactly numbers are computed, and the caller's settings again afterwards. Imports nothing of rankgrad."""
+"""How exactly numbers are computed, and the caller's settings again afterwards."""
 
 import contextlib
 import functools

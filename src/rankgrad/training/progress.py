@@ -1,7 +1,7 @@
-"""What training looks like: a live bar on a terminal, a line per epoch elsewhere. Room 6.
+"""What training looks like: a live bar on a terminal, a line per epoch elsewhere.
 
 Everything goes to stderr, so that stdout holds nothing but what was asked for. Where stderr is not a terminal there is
-never an escape code. Imports config and train.
+never an escape code.
 """
 
 import math
@@ -27,7 +27,7 @@ def make_bar(*columns: ProgressColumn, quiet: bool, transient: bool = False) -> 
 
 def watch(events: Iterable[Step | Epoch], config: Config, *, quiet: bool = False, title: str = "epoch") -> None:
     """Run the training behind `events` to its end and show how it goes: loss, metric, speed, time left."""
-    epochs, metric, pace = config.train.epochs, config.train.metric, Pace()
+    epochs, metric, throughput = config.train.epochs, config.train.metric, Throughput()
     numbers = TextColumn("{task.fields[numbers]}", markup=False)
     bar = make_bar(
         TextColumn("{task.description}"), BarColumn(bar_width=None), numbers, TimeRemainingColumn(), quiet=quiet
@@ -37,23 +37,25 @@ def watch(events: Iterable[Step | Epoch], config: Config, *, quiet: bool = False
         task = bar.add_task(f"{title} 0/{epochs}", total=None, numbers="reading the data")
         for event in events:
             if isinstance(event, Step):
-                if pace.first is None:  # a jump that is no progress of this session: the bar's clock starts here
+                if throughput.first is None:  # a jump that is no progress of this session: the bar's clock starts here
                     bar.reset(task, total=epochs * event.steps, completed=event.epoch * event.steps)
-                pace.count(event)
+                throughput.count(event)
                 finished = event.epoch
                 loss = "" if event.loss is None else f"loss {event.loss:.4f}"
             else:
                 finished = event.epoch
                 loss, value = _loss(event), f"{metric} {event.metric:.4f}"
                 if event.stop:
-                    bar.update(task, total=pace.done)
+                    bar.update(task, total=throughput.done)
                 if bar.disable and not quiet:
-                    print(_line(event, config, pace, title), file=sys.stderr, flush=True)
-            shown = filter(None, (loss, value, pace.speed()))
-            bar.update(task, description=f"{title} {finished}/{epochs}", completed=pace.done, numbers=" ".join(shown))
+                    print(_line(event, config, throughput, title), file=sys.stderr, flush=True)
+            shown = filter(None, (loss, value, throughput.speed()))
+            bar.update(
+                task, description=f"{title} {finished}/{epochs}", completed=throughput.done, numbers=" ".join(shown)
+            )
 
 
-class Pace:
+class Throughput:
     """How fast lists go by and how long the rest will take, validation included, reading the data left out."""
 
     def __init__(self) -> None:
@@ -86,17 +88,17 @@ class Pace:
 
 def _loss(epoch: Epoch) -> str:
     if math.isnan(epoch.loss):
-        return "no step was taken" if epoch.skipped else "no list taught anything"
+        return "no step was taken" if epoch.skipped else "no list could be learned from"
     return f"loss {epoch.loss:.4f}"
 
 
-def _line(epoch: Epoch, config: Config, pace: Pace, title: str) -> str:
+def _line(epoch: Epoch, config: Config, throughput: Throughput, title: str) -> str:
     parts = (
         f"{title} {epoch.epoch}/{config.train.epochs}",
         _loss(epoch),
         f"vali {config.train.metric} {epoch.metric:.4f}{' best' if epoch.best else ''}",
         f"{epoch.skipped} step{'s' * (epoch.skipped > 1)} skipped" if epoch.skipped else "",
-        pace.speed(),
-        "stopped early" if epoch.stop else pace.left(config.train.epochs),
+        throughput.speed(),
+        "stopped early" if epoch.stop else throughput.left(config.train.epochs),
     )
     return "  ".join(filter(None, parts))

@@ -1,7 +1,7 @@
-"""One step: scores, loss, gradient, optimiser; refused on the device if anything is not finite. Room 5.
+"""One step: scores, loss, gradient, optimiser; refused on the device if anything is not finite.
 
-Everything here may be recorded as a CUDA graph (capture.py): shapes are known beforehand, nothing is read back, and what changes
-from step to step is in tensors: the batch, the learning rate, the generators' states.
+Everything here may be recorded as a CUDA graph (cuda_graph.py): shapes are known beforehand, nothing is read back, and what
+changes from step to step is in tensors: the batch, the learning rate, the generators' states.
 """
 
 import math
@@ -15,28 +15,28 @@ from torch import Tensor, nn
 from rankgrad.data.batches import Batch
 from rankgrad.data.packed import Packed, padded
 from rankgrad.models import EndToEnd, Transformer
-from rankgrad.training.cuda_graph import Compiler
 
-NUMBERS = 4  # of a report, before the marks of its lists
+REPORT_HEAD = 4  # numbers of a report, before one mark for each of its lists
 
 
 class Objective(NamedTuple):
-    """A loss of scores, labels and mask -> one value per list, and the rule which lists it learns from."""
+    """A loss of scores, labels and mask -> one value per list, and what its mean is over."""
 
     values: Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor]
-    teaches: Callable[[Tensor, Tensor], Tensor]
+    counts: Callable[[Tensor, Tensor], Tensor]  # labels, mask -> which lists count, [B] bool
+    by_document: bool = False  # the mean is over the documents of these lists, not over the lists
 
 
-class Scored(NamedTuple):
-    """Padded lists and what a model says of them."""
+class ScoredBatch(NamedTuple):
+    """Padded lists and the scores a model gives them."""
 
     scores: Tensor  # [B, L], or [B, L, units]
     labels: Tensor  # [B, L]
     mask: Tensor  # [B, L]
 
 
-class Rounded:
-    """The bfloat16 weights of a twin that a model's products read. All lie in one tensor, so that one kernel rounds them."""
+class Bf16Shadow:
+    """bfloat16 copies of the weights that a model's products read, in one tensor, so that one kernel rounds them all."""
 
     def __init__(self, model: nn.Module, twin: nn.Module) -> None:
         pairs = [(own, its) for own, its in zip(model.parameters(), twin.parameters()) if own is not its]
@@ -61,17 +61,17 @@ class Rounded:
             own.grad, its.grad = slope, None
 
 
-class Update:
+class TrainStep:
     """A step of training: a batch -> its report [4 + B] float64.
 
-    The report holds the sum of the lists' losses, the sum of their weights, whether the step was refused, whether some process asked to
-    stop, and then for each list of this process whether its loss or gradient is not finite. After a refused step that should
-    stop the run (`halts`), every later one is refused as well, however late the host hears of it.
+    The report holds the sum of the lists' losses, what their mean is to be divided by, whether the step was refused, whether
+    some process asked to stop, and then for each list of this process whether its loss or gradient is not finite. After a
+    refused step that should stop the run (`halts`), every later one is refused as well, however late the host reads of it.
     """
 
     def __init__(
         self,
-        score: Callable[[Any], Scored],
+        score: Callable[[Any], ScoredBatch],
         objective: Objective,
         parameters: Sequence[nn.Parameter],
         optimiser: torch.optim.Optimizer,
@@ -81,17 +81,15 @@ class Update:
         halts: bool,
         amp: torch.autocast,
         generator: torch.Generator,
-        rounded: Rounded | None,
-        compiler: Compiler,
+        shadow: Bf16Shadow | None,
     ) -> None:
         self.asked = False  # this process was asked to stop
         self._rate: float | None = None
         self._score, self._objective, self._parameters, self._optimiser = score, objective, parameters, optimiser
         self._weights, self._clip, self._halts, self._amp, self._generator = weights, clip, halts, amp, generator
-        self._rounded = rounded
+        self._shadow = shadow
         self._halted = torch.zeros((), dtype=torch.bool, device=parameters[0].device)
         self._world = dist.get_world_size() if dist.is_initialized() else 1
-        self._weigh, self._judge = compiler(self._weighed), compiler(_judged)
 
     def prepare(self, rate: float, *, asked: bool) -> None:
         """Give the next step its learning rate; a rate that a graph reads is a tensor and stays where it is."""
@@ -107,21 +105,21 @@ class Update:
 
     def __call__(self, batch: Any) -> Tensor:
         """Learn from a batch."""
-        if self._rounded is not None:
-            self._rounded.refresh()
+        if self._shadow is not None:
+            self._shadow.refresh()
         with self._amp:
             output, labels, mask = self._score(batch)
         scores = output.float()
         scores.retain_grad()
         values = self._objective.values(scores, labels, mask, self._generator)  # [B]
-        totals, slope = self._weigh(values.detach(), labels, mask, batch.queries)
+        totals, slope = self._totals(values.detach(), labels, mask, batch.queries)
         values.backward(slope)
-        if self._rounded is not None:
-            self._rounded.collect()
+        if self._shadow is not None:
+            self._shadow.collect()
         parameters = [p for p in self._parameters if p.grad is not None]
         norms = torch.stack(torch._foreach_norm([p.grad for p in parameters if p.grad is not None]))
         assert scores.grad is not None
-        report, found, norm = self._judge(totals, norms, values.detach(), scores.grad, self._halted)
+        report, found, norm = _report(totals, norms, values.detach(), scores.grad, self._halted)
         if self._halts:
             self._halted.copy_(found)
         if self._clip is not None:
@@ -133,13 +131,14 @@ class Update:
         self._optimiser.zero_grad(set_to_none=True)
         return report
 
-    def _weighed(self, values: Tensor, labels: Tensor, mask: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of losses, of weights, and of who asked to stop [3] float64; and d loss / d values [B]."""
-        share = self._objective.teaches(labels, mask).to(values.dtype)
+    def _totals(self, values: Tensor, labels: Tensor, mask: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of losses, of what they count, and of who asked to stop [3] float64; and d loss / d values [B]."""
+        share = self._objective.counts(labels, mask).to(values.dtype)
         if self._weights is not None:
             share = share * self._weights[queries].to(values.dtype)
         shared = values * share  # a list of share 0 is 0, or NaN if its loss is
-        totals = torch.stack([shared, share, torch.zeros_like(share)]).sum(1, dtype=torch.float64)
+        counted = share * mask.sum(-1) if self._objective.by_document else share
+        totals = torch.stack([shared, counted, torch.zeros_like(share)]).sum(1, dtype=torch.float64)
         if self._world > 1:
             totals[2].fill_(float(self.asked))  # a fill, where a copy would stall
             dist.all_reduce(totals)
@@ -147,7 +146,7 @@ class Update:
         return totals, share * (self._world / count).to(share.dtype)
 
 
-def _judged(
+def _report(
     totals: Tensor, norms: Tensor, values: Tensor, gradient: Tensor, halted: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The report of a step, 1 or 0 for whether it is refused, and the norm of the gradient.
@@ -161,22 +160,18 @@ def _judged(
     return report, refused.float(), norm
 
 
-def padded_scores(model: nn.Module, compiler: Compiler) -> Callable[[Batch], Scored]:
+def padded_scores(model: nn.Module) -> Callable[[Batch], ScoredBatch]:
     """How a model scores padded batches."""
-    chosen = compiler(model)
-    return lambda batch: Scored(chosen(batch.features, batch.mask), batch.labels, batch.mask)
+    return lambda batch: ScoredBatch(model(batch.features, batch.mask), batch.labels, batch.mask)
 
 
 def packed_scores(
-    model: Any, table: tuple[Tensor, Tensor] | None, compiler: Compiler, *, kernel: bool, exact: bool
-) -> Callable[[Packed], Scored]:
+    model: Any, table: tuple[Tensor, Tensor] | None, *, kernel: bool, exact: bool
+) -> Callable[[Packed], ScoredBatch]:
     """How a model scores lists end to end; `table` holds the documents (features, labels) that rows count, None: the batch does."""
     wanted = model.input.weight.dtype if isinstance(model, Transformer) else None  # None: as they are
-    chosen = compiler(
-        lambda documents, offsets, width: model.packed(documents, EndToEnd(offsets, width, kernel, exact))
-    )
 
-    def score(batch: Packed) -> Scored:
+    def score(batch: Packed) -> ScoredBatch:
         features, labels = (batch.features, batch.labels) if table is None else table
         assert features is not None
         assert labels is not None
@@ -186,11 +181,12 @@ def packed_scores(
             from rankgrad.kernels.encoder.gather import gather, spread
 
             documents = gather(features, rows, slots, lists * width, wanted or features.dtype)
-            scores = chosen(documents, offsets, width)
-            return Scored(*spread(scores, labels, rows, slots, offsets, lists, width))
-        scores = chosen(features[rows].masked_fill((slots == lists * width)[:, None], 0.0), offsets, width)
-        # The filling goes to a slot that is cut off again; backward this is a gather, where indexing would be a slow sum.
+            scores = model.packed(documents, EndToEnd(offsets, width, kernel, exact))
+            return ScoredBatch(*spread(scores, labels, rows, slots, offsets, lists, width))
+        documents = features[rows].masked_fill((slots == lists * width)[:, None], 0.0)
+        scores = model.packed(documents, EndToEnd(offsets, width, kernel, exact))
+        # The padding rows go to a slot that is cut off again; its backward is a gather, where that of indexing would be a slow sum.
         flat = scores.new_zeros(lists * width + 1, *scores.shape[1:]).index_copy(0, slots, scores)
-        return Scored(flat[:-1].unflatten(0, (lists, width)), *padded(rows, offsets, lists, width, labels))
+        return ScoredBatch(flat[:-1].unflatten(0, (lists, width)), *padded(rows, offsets, lists, width, labels))
 
     return score

@@ -1,4 +1,4 @@
-"""Dropout and noise as functions of where a run is, so that nothing random has to be stored. Room 5: imports data."""
+"""Dropout and noise as functions of where a run is, so that nothing random has to be stored."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 from rankgrad.data.order import mix
 
 
-class Randomness:
+class StepRandomness:
     """Makes dropout and the losses' noise functions of where the run is."""
 
     def __init__(self, seed: int, rank: int, device: torch.device) -> None:

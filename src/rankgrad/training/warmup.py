@@ -1,4 +1,4 @@
-"""The kernels of a run, compiled side by side before its first step, which would compile them one after the other. Room 5.
+"""The kernels of a run, compiled side by side before its first step, which would compile them one after the other.
 
 What is computed here is thrown away. A kernel is compiled for the kinds of its arguments: types, and whether sizes and addresses are
 multiples of 16. Where those of a step should differ from these nothing is wrong, only compiled later.
@@ -23,7 +23,7 @@ ROWS = 64  # of documents
 Task = Callable[[], Tensor]
 
 
-def rehearse(
+def compile_kernels(
     model: nn.Module,
     objective: Objective,
     settings: Train,
@@ -63,7 +63,10 @@ def _packing(batch: Packed, features: int, dtype: torch.dtype, device: torch.dev
         from rankgrad.kernels.encoder.gather import gather, spread
 
         lists, rows = len(batch.queries), torch.zeros_like(batch.rows)
-        slots, offsets = batch.slots.clone(), batch.offsets.clone()  # views begin anywhere, and clones as steps' do
+        slots, offsets = (
+            batch.slots.clone(),
+            batch.offsets.clone(),
+        )  # slices are unaligned; clones are aligned, as in a real step
         table = torch.zeros(1, features, device=device)
         scores = gather(table, rows, slots, lists * batch.width, dtype)[:, 0].float().requires_grad_()
         return spread(scores, table[:, 0], rows, slots, offsets, lists, batch.width)[0]

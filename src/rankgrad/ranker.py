@@ -1,0 +1,140 @@
+"""A fitted ranker: a model, how its features are scaled, and what they are called. What runs, ensembles and estimators score with.
+
+On disk it is one safetensors file that says how its model is built; loading it executes nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.scaling import Scaling
+from rankgrad.files import load_tensors, save_tensors
+from rankgrad.training.build import Loss, loss_of, make_device, make_model
+from rankgrad.training.config import Config, dumps, loads
+from rankgrad.training.data import scaled
+from rankgrad.training.evaluate import evaluate, score
+from rankgrad.training.state import under
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """Scores raw documents.
+
+    >>> from rankgrad.data import synthetic, fit_scaling
+    >>> lists = synthetic("tiny")
+    >>> ranker = Ranker.build(Config(), lists, fit_scaling(lists, "auto"), torch.device("cpu"))
+    >>> ranker.score(lists.features[:10], sizes=[4, 6]).shape
+    (10,)
+    """
+
+    model: nn.Module
+    scaling: Scaling
+    config: Config
+    device: torch.device
+    units: int = 1  # outputs of the model per document
+    tanh: bool = False  # whether the loss it was trained with puts tanh on the scores
+    names: tuple[str, ...] | None = None  # of the features
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what else was saved with it
+
+    @classmethod
+    def build(
+        cls, config: Config, data: RankingDataset, scaling: Scaling, device: torch.device, loss: Loss = None
+    ) -> "Ranker":
+        """A new one for lists like `data`, its weights drawn from torch's global generator."""
+        spec, _ = loss_of(config, loss)
+        units = spec.units(int(data.labels.max()))
+        model = make_model(config.model, data.features.shape[1], units, tanh=spec.tanh).to(device)
+        return cls(model, scaling, config, device, units, spec.tanh, data.feature_names)
+
+    @property
+    def features(self) -> int:
+        """How many columns a document has."""
+        return self.scaling.columns
+
+    def score(self, features: Any, sizes: Any = None) -> np.ndarray:
+        """Scores [N] float32 of documents [N, F]; `sizes` says how many rows each list has, None: all are one list."""
+        rows = np.asarray(features, dtype=np.float32)
+        if rows.ndim != 2 or rows.shape[1] != self.features:
+            raise ValueError(f"features have shape {rows.shape}; expected [documents, {self.features}]")
+        lengths = np.array([len(rows)]) if sizes is None else np.asarray(sizes)
+        if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any() or lengths.sum() != len(rows):
+            raise ValueError(f"sizes are {sizes!r}; expected the number of rows of each list, {len(rows)} together")
+        lengths = lengths[lengths > 0]
+        if not len(lengths):
+            return np.empty(0, np.float32)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return self.score_lists(RankingDataset(rows, np.zeros(len(rows), np.float32), offsets, np.arange(len(lengths))))
+
+    def score_lists(self, data: RankingDataset) -> np.ndarray:
+        """One score per document, in the dataset's order, [N] float32."""
+        return score(self.model, scaled(data, self.scaling), device=self.device)
+
+    def evaluate(self, data: RankingDataset, metrics: tuple[str, ...]) -> dict[str, np.ndarray]:
+        """Per-query metrics, [Q], NaN at empty queries."""
+        return evaluate(self.model, scaled(data, self.scaling), metrics, device=self.device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and scaling by name."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        return tensors | {
+            f"scaling.{name}": torch.from_numpy(np.array(a)) for name, a in self.scaling.to_state().items()
+        }
+
+    def description(self) -> dict[str, Any]:
+        """What is needed beside the tensors to build it again, for JSON."""
+        names = None if self.names is None else list(self.names)
+        built = {"features": self.features, "units": self.units, "tanh": self.tanh, "feature_names": names}
+        return built | {"config": dumps(self.config)}
+
+    def save(self, path: Path, facts: Mapping[str, Any] | None = None) -> None:
+        """Write it into one file, with facts of the caller's."""
+        save_tensors(path, self.tensors(), {**(facts or {}), **self.description()})
+
+    @classmethod
+    def load(cls, path: Path, device: str = "auto", *, config: Config | None = None, hint: str = "") -> "Ranker":
+        """What `save` wrote; `config` is that of a run whose file does not hold it yet, `hint` what to do about a bad file."""
+        tensors, facts = load_tensors(path, hint)
+        return cls.restore(tensors, facts, device, config=config, source=str(path))
+
+    @classmethod
+    def restore(
+        cls,
+        tensors: Mapping[str, Tensor],
+        facts: Mapping[str, Any],
+        device: str = "auto",
+        *,
+        config: Config | None = None,
+        source: str = "the ranker",
+    ) -> "Ranker":
+        """A ranker from its tensors and description."""
+        tensors = dict(tensors)
+        if config is None:
+            if "config" not in facts:
+                raise ValueError(
+                    f"{source} does not say how its model is built; expected a file that Ranker.save wrote"
+                )
+            config = loads(facts["config"], f"the configuration in {source}", of_run=True)
+        scaling = Scaling.from_state({name: tensor.numpy() for name, tensor in under(tensors, "scaling.").items()})
+        weights = under(tensors, "model.")
+        units = facts["units"] if "units" in facts else len(weights["output.weight"])
+        tanh = (
+            facts["tanh"] if "tanh" in facts else loss_of(config)[0].tanh
+        )  # files before 0.1.0 follow the loss's name
+        with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
+            model = make_model(config.model, scaling.columns, units, tanh=tanh)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError:
+            raise ValueError(
+                f"the weights in {source} do not fit [model] of its configuration; "
+                "expected them as training wrote them; was one of them changed?"
+            ) from None
+        place = make_device(device)
+        names = tuple(facts["feature_names"]) if facts.get("feature_names") else None
+        return cls(model.to(place).eval(), scaling, config, place, units, tanh, names, facts)
