@@ -1,50 +1,42 @@
-"""Boosted trees as rivals: XGBoost, LightGBM and CatBoost, trained and judged on the same lists as our models. Room 5.
+"""XGBoost, LightGBM and CatBoost: settings to choose from, fitting, scoring.
 
-Imports data, evaluate and records; the libraries themselves only when trees are grown. A folder
-of trees is a run folder as far as `compare` and `report` go; its model is a file in the library's own format. Features go in
-as they are: trees do not care for scaling.
+A library is imported when its trees are fitted. Features are not scaled: the splits of a tree do not depend on it.
 """
 
-import dataclasses
 import importlib.util
 import itertools
-import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.files import write_atomically
-from rankgrad.runs.provenance import record, versions, wanted
 from rankgrad.training.evaluate import judge, mean
 
-METRIC = "ndcg@10"  # that tuning goes by, on the validation split
-STALE = 50  # rounds without a better validation metric before growing stops
+METRIC = "ndcg@10"  # chooses among settings, on the validation split
+PATIENCE = 50  # rounds without a better validation metric before boosting stops
 EXTRAS = {"xgboost": "gbdt", "lightgbm": "gbdt", "catboost": "catboost"}
 
 
 @dataclass(frozen=True)
-class Trees:
-    """What is grown on which lists. Tuned: the best of a fixed grid by validation; else the grid's first, all rounds."""
+class TreeConfig:
+    """Trees of one library on one dataset. Tuned: the best of a grid by validation; else its first settings, all rounds."""
 
     library: str
     path: str
     fold: int
     seed: int
-    threads: int  # 0: as many as the library likes
-    large: bool  # data of thousands of queries: larger trees
+    threads: int  # 0: the library's choice
+    large: bool  # larger trees, for data of thousands of queries
     tuned: bool
     metrics: tuple[str, ...]
 
 
-class Grown(NamedTuple):
-    """A fitted model: its scores of a split [N], how many rounds it keeps of how many grown, and how to save it."""
+class FittedTrees(NamedTuple):
+    """A fitted model: its scores of a split [N], the rounds it keeps of those boosted, and how to save it."""
 
     score: Callable[[RankingDataset], np.ndarray]
     kept: int
@@ -53,81 +45,59 @@ class Grown(NamedTuple):
 
 
 def missing(library: str) -> str | None:
-    """The sentence to say if a library is not installed."""
+    """Why a library cannot be used and how to install it; None if it is installed."""
     if importlib.util.find_spec(library) is not None:
         return None
     return f"{library} is not installed; expected it for these trees; install it with: pip install 'rankgrad[{EXTRAS[library]}]'"
 
 
-def grid(trees: Trees) -> list[dict[str, Any]]:
-    """The settings to choose from: four, the first being the one for those who cannot choose.
+def version_of(library: str) -> str:
+    """The installed version; xgboost comes in a package of another name too."""
+    for name in ("xgboost-cpu", "xgboost") if library == "xgboost" else (library,):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "unknown"
 
-    >>> grid(Trees("lightgbm", "data", 1, seed=0, threads=1, large=False, tuned=True, metrics=("ndcg@10",)))[0]
+
+def grid(config: TreeConfig) -> list[dict[str, Any]]:
+    """The four settings to choose from; the first is taken where nothing is tuned.
+
+    >>> grid(TreeConfig("lightgbm", "data", 1, seed=0, threads=1, large=False, tuned=True, metrics=("ndcg@10",)))[0]
     {'num_leaves': 7, 'min_data_in_leaf': 20}
     """
-    choices = GRIDS[trees.library, trees.large]
+    choices = GRIDS[config.library, config.large]
     return [dict(zip(choices, values)) for values in itertools.product(*choices.values())]
 
 
-def grow(trees: Trees, splits: Mapping[str, RankingDataset], out: Path) -> None:
-    """Fit trees and leave a folder like that of a run: model, trees.json, queries.safetensors and, last, report.json."""
-    started = time.perf_counter()
-    versions()  # asks for the commit now, not when something else may have been checked out
+def fit(config: TreeConfig, splits: Mapping[str, RankingDataset]) -> tuple[FittedTrees, list[dict[str, Any]]]:
+    """The trees that are best on validation, and every setting that was tried with its rounds and validation metric."""
     tried: list[dict[str, Any]] = []
-    best: Grown | None = None
-    for settings in grid(trees)[: None if trees.tuned else 1]:
-        grown = LIBRARIES[trees.library](trees, settings, splits["train"], splits["vali"] if trees.tuned else None)
-        value = mean(judge(grown.score(splits["vali"]), splits["vali"], [METRIC])[METRIC], 1.0)
-        if not tried or value > max(entry["validation"] for entry in tried):
-            best = grown
-        tried.append({**settings, "rounds": grown.kept, "validation": value})
+    best: FittedTrees | None = None  # the others are let go of: each holds a copy of the train split
+    for settings in grid(config)[: None if config.tuned else 1]:
+        trees = LIBRARIES[config.library](config, settings, splits["train"], splits["vali"] if config.tuned else None)
+        value = mean(judge(trees.score(splits["vali"]), splits["vali"], [METRIC])[METRIC], 1.0)
+        tried.append({**settings, "rounds": trees.kept, "validation": value})
+        best = trees if best is None or best_of(tried) is tried[-1] else best
     assert best is not None
-    chosen = max(tried, key=lambda entry: entry["validation"])
-    out.mkdir(parents=True, exist_ok=True)
-    best.save(out / MODEL_FILES[trees.library])
-    facts = {**dataclasses.asdict(trees), "version": version_of(trees.library), "chosen": chosen, "tried": tried}
-    write_atomically(out / "trees.json", (json.dumps(facts, indent=2) + "\n").encode())
-    record(
-        out,
-        splits,
-        {
-            split: judge(best.score(splits[split]), splits[split], metrics)
-            for split, metrics in wanted(splits, trees.metrics).items()
-        },
-        trees.metrics,
-        {
-            "loss": f"{trees.library} {OBJECTIVES[trees.library]}",
-            "selection": f"best of {len(tried)} settings, stopped by validation" if trees.tuned else "fixed settings",
-            "data": trees.path,
-            "seed": trees.seed,
-            "best_epoch": best.kept,
-            "epochs": best.rounds,
-            "seconds": round(time.perf_counter() - started, 3),
-            "processes": 1,
-        },
-        device=torch.device("cpu"),
-        threads=trees.threads,
-    )
+    return best, tried
 
 
-def version_of(library: str) -> str:
-    """The installed version; xgboost comes in a package of another name too."""
-    names = ("xgboost-cpu", "xgboost") if library == "xgboost" else (library,)
-    for name in names:
-        try:
-            return version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "unknown"
+def best_of(tried: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first of the settings with the highest validation metric."""
+    return max(tried, key=lambda entry: entry["validation"])
 
 
 # --- the libraries ----------------------------------------------------------------------------------------------------
 
 
-def _lightgbm(trees: Trees, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None) -> Grown:
+def _lightgbm(
+    config: TreeConfig, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None
+) -> FittedTrees:
     import lightgbm
 
-    rounds = _rounds(trees)
+    rounds = _rounds(config)
     parameters = {
         "objective": OBJECTIVES["lightgbm"],
         "metric": "ndcg",
@@ -136,32 +106,34 @@ def _lightgbm(trees: Trees, settings: Mapping[str, Any], train: RankingDataset, 
         "feature_fraction": 0.8,
         "bagging_fraction": 0.8,
         "bagging_freq": 1,
-        "num_threads": trees.threads,
+        "num_threads": config.threads,
         "verbosity": -1,
-        "seed": trees.seed,
+        "seed": config.seed,
         **settings,
     }
     fitted = lightgbm.Dataset(train.features, train.labels, group=train.lengths)
-    judges = [] if vali is None else [fitted.create_valid(vali.features, vali.labels, group=vali.lengths)]
-    stop: list[Any] = [lightgbm.early_stopping(STALE, verbose=False)] if judges else []
-    booster = lightgbm.train(parameters, fitted, rounds, valid_sets=judges, callbacks=stop)
-    kept = booster.best_iteration if judges else rounds
-    return Grown(
-        lambda data: np.asarray(booster.predict(data.features, num_iteration=kept, num_threads=trees.threads)),
+    validation = [] if vali is None else [fitted.create_valid(vali.features, vali.labels, group=vali.lengths)]
+    stop: list[Any] = [lightgbm.early_stopping(PATIENCE, verbose=False)] if validation else []
+    booster = lightgbm.train(parameters, fitted, rounds, valid_sets=validation, callbacks=stop)
+    kept = booster.best_iteration if validation else rounds
+    return FittedTrees(
+        lambda data: np.asarray(booster.predict(data.features, num_iteration=kept, num_threads=config.threads)),
         kept,
         booster.current_iteration(),
         lambda path: booster.save_model(path, num_iteration=kept),
     )
 
 
-def _xgboost(trees: Trees, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None) -> Grown:
+def _xgboost(
+    config: TreeConfig, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None
+) -> FittedTrees:
     import xgboost
 
     def matrix(data: RankingDataset) -> Any:
         query = np.repeat(np.arange(len(data)), data.lengths)
-        return xgboost.DMatrix(data.features, data.labels, qid=query, nthread=trees.threads or None)
+        return xgboost.DMatrix(data.features, data.labels, qid=query, nthread=config.threads or None)
 
-    rounds = _rounds(trees)
+    rounds = _rounds(config)
     parameters = {
         "objective": OBJECTIVES["xgboost"],
         "eval_metric": METRIC,
@@ -169,22 +141,22 @@ def _xgboost(trees: Trees, settings: Mapping[str, Any], train: RankingDataset, v
         "subsample": 0.8,
         "colsample_bytree": 0.8,
         "tree_method": "hist",
-        "nthread": trees.threads,
+        "nthread": config.threads,
         "verbosity": 0,
-        "seed": trees.seed,
+        "seed": config.seed,
         **settings,
     }
-    judges = [] if vali is None else [(matrix(vali), "vali")]
+    validation = [] if vali is None else [(matrix(vali), "vali")]
     booster = xgboost.train(
         parameters,
         matrix(train),
         rounds,
-        evals=judges,
-        early_stopping_rounds=STALE if judges else None,
+        evals=validation,
+        early_stopping_rounds=PATIENCE if validation else None,
         verbose_eval=False,
     )
-    kept = booster.best_iteration + 1 if judges else rounds
-    return Grown(
+    kept = booster.best_iteration + 1 if validation else rounds
+    return FittedTrees(
         lambda data: booster.predict(matrix(data), iteration_range=(0, kept)),
         kept,
         booster.num_boosted_rounds(),
@@ -192,7 +164,9 @@ def _xgboost(trees: Trees, settings: Mapping[str, Any], train: RankingDataset, v
     )
 
 
-def _catboost(trees: Trees, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None) -> Grown:
+def _catboost(
+    config: TreeConfig, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None
+) -> FittedTrees:
     import catboost
 
     def pool(data: RankingDataset) -> Any:
@@ -202,19 +176,19 @@ def _catboost(trees: Trees, settings: Mapping[str, Any], train: RankingDataset, 
     parameters = {
         "loss_function": OBJECTIVES["catboost"],
         "eval_metric": "NDCG:top=10;type=Exp",
-        "iterations": _rounds(trees),
+        "iterations": _rounds(config),
         "learning_rate": 0.05,
-        "thread_count": trees.threads or -1,
-        "random_seed": trees.seed,
+        "thread_count": config.threads or -1,
+        "random_seed": config.seed,
         "allow_writing_files": False,
         "logging_level": "Silent",
         **settings,
     }
     model = catboost.CatBoost(parameters)
-    model.fit(pool(train), eval_set=vali and pool(vali), early_stopping_rounds=STALE if vali else None)
+    model.fit(pool(train), eval_set=vali and pool(vali), early_stopping_rounds=PATIENCE if vali else None)
     kept = model.tree_count_  # CatBoost itself drops what came after the best round
     curves = [curve for of_split in model.get_evals_result().values() for curve in of_split.values()]
-    return Grown(
+    return FittedTrees(
         lambda data: model.predict(pool(data)),
         kept,
         max([kept, *map(len, curves)]),
@@ -222,11 +196,15 @@ def _catboost(trees: Trees, settings: Mapping[str, Any], train: RankingDataset, 
     )
 
 
-def _rounds(trees: Trees) -> int:
-    return 1_000 if trees.large else 500
+def _rounds(config: TreeConfig) -> int:
+    return 1_000 if config.large else 500
 
 
-LIBRARIES: Mapping[str, Callable[..., Grown]] = {"xgboost": _xgboost, "lightgbm": _lightgbm, "catboost": _catboost}
+LIBRARIES: Mapping[str, Callable[..., FittedTrees]] = {
+    "xgboost": _xgboost,
+    "lightgbm": _lightgbm,
+    "catboost": _catboost,
+}
 OBJECTIVES = {"xgboost": "rank:pairwise", "lightgbm": "lambdarank", "catboost": "YetiRank"}
 MODEL_FILES = {"xgboost": "model.json", "lightgbm": "model.txt", "catboost": "model.cbm"}
 GRIDS: Mapping[tuple[str, bool], Mapping[str, tuple[float, ...]]] = {
