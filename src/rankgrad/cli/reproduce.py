@@ -1,15 +1,17 @@
-"""The sub-commands of `rankgrad reproduce`: each reads its arguments, calls a module of this folder, prints.
+"""The sub-commands of `rankgrad reproduce`.
 
-Whatever is slow to import is imported inside the command that needs it, as in cli.py.
+Whatever is slow to import is imported inside the command that needs it.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rankgrad.cli.options import Json, Quiet, examples, show
+
+if TYPE_CHECKING:
+    from rankgrad.reproduce.tables import Table
 
 app = typer.Typer(name="reproduce", rich_markup_mode=None, add_completion=False)
 
@@ -44,9 +46,9 @@ def table1(as_json: Json = False) -> None:
 
     NeuralSort without Sinkhorn scaling, ours beside the entries and sums that the paper prints. Needs no data.
     """
-    from rankgrad.reproduce.table1 import describe, sort_labels
+    from rankgrad.reproduce.paper import describe_table1, sort_labels
 
-    show(sort_labels(), describe, as_json=as_json)
+    show(sort_labels(), describe_table1, as_json=as_json)
 
 
 @app.command(epilog=examples("rankgrad reproduce figure1", "rankgrad reproduce figure1 --out figure1.png"))
@@ -77,11 +79,12 @@ def figure2(
 
 
 def _figure(name: str, out: Path, overwrite: bool, as_json: bool) -> None:
-    from rankgrad.reproduce.paper import FIGURES, describe, draw, measure
+    from rankgrad.reproduce.paper import FIGURES, describe_figure, draw_figure, measure_figure
 
     curves = FIGURES[name]()
-    draw(curves, out, overwrite=overwrite)
-    show({"figure": str(out), **measure(curves)}, lambda found: f"{describe(found)}\ndrawn to {out}", as_json=as_json)
+    draw_figure(curves, out, overwrite=overwrite)
+    result = {"figure": str(out), **measure_figure(curves)}
+    show(result, lambda found: f"{describe_figure(found)}\ndrawn to {out}", as_json=as_json)
 
 
 @app.command(
@@ -117,12 +120,11 @@ def table2(
     The paper's 16 neural rows and XGBoost, and rows it lacks. What is finished is kept in DIR: the same command again goes
     on where it was stopped, and more rows, seeds or folds join those that are there.
     """
-    from rankgrad.reproduce.table2 import make_table
-    from rankgrad.reproduce.tables import as_text
-    from rankgrad.reproduce.trials import Order
+    from rankgrad.reproduce.tables import make_table2
+    from rankgrad.reproduce.trials import Request
 
-    order = Order(dataset, data, out, rows, seeds, folds, recipe, epochs, device, paper_protocol, jobs)
-    _shown(make_table(order, quiet=quiet), as_text, as_json=as_json, quiet=quiet)
+    request = Request(dataset, data, out, rows, seeds, folds, recipe, epochs, device, paper_protocol, jobs)
+    _finish(make_table2(request, quiet=quiet), as_json=as_json, quiet=quiet)
 
 
 @app.command(
@@ -155,11 +157,11 @@ def ablations(
     Stochastic against deterministic, tau and alpha over [0.01, 100], tanh on and off, Sinkhorn by number of rounds. Each
     claim is held here or not. The same command again goes on where it was stopped.
     """
-    from rankgrad.reproduce.ablations import ablate, describe_ablations
-    from rankgrad.reproduce.trials import Order
+    from rankgrad.reproduce.tables import make_ablations
+    from rankgrad.reproduce.trials import Request
 
-    order = Order(dataset, data, out, what, seeds, folds, recipe, epochs, device, jobs=jobs)
-    _shown(ablate(order, quiet=quiet), describe_ablations, as_json=as_json, quiet=quiet)
+    request = Request(dataset, data, out, what, seeds, folds, recipe, epochs, device, jobs=jobs)
+    _finish(make_ablations(request, quiet=quiet), as_json=as_json, quiet=quiet)
 
 
 @app.command(
@@ -188,16 +190,31 @@ def dasalc(
     Qin et al. 2021 add a symmetric log transform, input noise, a wider encoder and an ensemble to a ranker trained with the
     softmax loss. The same command again goes on where it was stopped.
     """
-    from rankgrad.reproduce.ablations import add_ingredients, describe_ingredients
-    from rankgrad.reproduce.trials import Order
+    from rankgrad.reproduce.tables import make_dasalc
+    from rankgrad.reproduce.trials import Request
 
-    order = Order(dataset, data, out, None, seeds, folds, recipe, epochs, device, jobs=jobs)
-    _shown(add_ingredients(order, quiet=quiet), describe_ingredients, as_json=as_json, quiet=quiet)
+    request = Request(dataset, data, out, None, seeds, folds, recipe, epochs, device, jobs=jobs)
+    _finish(make_dasalc(request, quiet=quiet), as_json=as_json, quiet=quiet)
 
 
-def _shown(result: dict[str, Any], describe: Callable[[Any], str], *, as_json: bool, quiet: bool) -> None:
-    """Print what came out; cells that failed are a mistake, whatever else was reached."""
+def _finish(table: "Table", *, as_json: bool, quiet: bool) -> None:
+    """Write the report and the table, and print it; trials that failed are an error, whatever else was reached."""
+    from rankgrad.reproduce.tables import describe, write
+
+    result = write(table, _write_report(table))
     show(result, describe, as_json=as_json, quiet=quiet)
     if result["failed"]:
         number = len(result["failed"])
-        raise ValueError(f"{number} cell{'s' * (number > 1)} failed, the first: {result['failed'][0]}")
+        raise ValueError(f"{number} trial{'s' * (number > 1)} failed, the first: {result['failed'][0]}")
+
+
+def _write_report(table: "Table") -> str:
+    """Where the HTML report is, or why there is none: an extra is missing, or the runs do not fit together."""
+    from rankgrad import report
+
+    try:
+        report.write(table.rows, table.report, title=table.title, overwrite=True, only=table.runs)
+    except (ImportError, ValueError) as error:
+        table.report.unlink(missing_ok=True)  # an older one would show other trials
+        return f"none: {error}"
+    return str(table.report)

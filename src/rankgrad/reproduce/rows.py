@@ -1,25 +1,24 @@
-"""The rows of Table 2 of arXiv 2102.07831: a recipe for each, and the paper's numbers beside it. Imports config, recipes and trees.
+"""The rows of Table 2 of arXiv 2102.07831, of the ablations and of DASALC's ingredients: what is trained for each.
 
 The paper's numbers are NDCG@5 and NDCG@10 in percent on the test split, gain 2^y - 1, a query without a relevant document
 counted 1. Its rows with a cut-off are those of its reference code, where RankNet and LambdaRank count a pair only if both
-documents stand in the current top k (`pairs="both"`). Our rows after them are marked by having no number.
+documents are in the current top k (`pairs="both"`). Rows without a number of the paper are ours.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from rankgrad.training.config import Config, Data, Loss, Option
-from rankgrad.training.recipes import RECIPES
-from rankgrad.trees.fit import Trees
+from rankgrad.training.recipes import RECIPES, dasalc
+from rankgrad.trees.fit import TreeConfig
 
 TABLE_RECIPES = ("paper", "small")
-METRICS = ("ndcg@5", "ndcg@10", "map", "mrr")  # of every cell's report; the table shows the first two
+REPORTED = ("ndcg@5", "ndcg@10", "map", "mrr")  # by every trial; the tables show the first two
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all rows of a table share; `levels` is the number of different labels, 5 for labels 0..4."""
+    """What a trial shares with others; `levels` is the number of different labels, 5 for labels 0..4."""
 
     dataset: str | None
     recipe: str
@@ -34,21 +33,50 @@ class Setting:
     paper_protocol: bool
 
 
-Recipe = Callable[[Setting], Config | Trees]
+Numbers = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row: how it is called, what makes it, and the paper's NDCG@5 and NDCG@10 by dataset."""
+    """A row: its title and how it differs from the recipe; or the library whose trees it is."""
 
     title: str
-    recipe: Recipe
-    paper: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    package: str | None = None  # what must be installed for it
+    loss: str = "neural_ndcg"
+    options: Mapping[str, Option | Callable[[Setting], Option]] = field(default_factory=dict)
+    tanh: bool | None = None  # None: as the paper has it for this loss
+    ingredients: tuple[str, ...] = ()  # of DASALC: symlog, noise, wider
+    library: str | None = None
+    paper: Numbers = field(default_factory=dict)  # NDCG@5 and NDCG@10 by dataset
+
+
+def config_of(row: Row, setting: Setting) -> Config | TreeConfig:
+    """What a row trains under a setting."""
+    if row.library is not None:
+        return TreeConfig(
+            library=row.library,
+            path=setting.path,
+            fold=setting.fold,
+            seed=setting.seed,
+            threads=setting.threads,
+            large=setting.recipe == "paper",
+            tuned=not setting.paper_protocol,
+            metrics=REPORTED,
+        )
+    options = {key: value(setting) if callable(value) else value for key, value in row.options.items()}
+    config = base(setting)
+    config = replace(config, loss=Loss(row.loss, options), model=replace(config.model, tanh=row.tanh))
+    wider = WIDER[setting.recipe]
+    if "symlog" in row.ingredients:
+        config = replace(config, data=replace(config.data, scaling="symlog"))
+    if "noise" in row.ingredients:
+        config = replace(config, model=replace(config.model, input_noise=wider.input_noise))
+    if "wider" in row.ingredients:
+        config = replace(config, model=wider)
+    return config
 
 
 def base(setting: Setting) -> Config:
-    """The table's recipe on its lists, with its seed, on its machine; what the paper did differently for Istella too."""
+    """The recipe on a trial's lists, with its seed, on its machine, and with what the paper changed for Istella."""
     config = RECIPES[setting.recipe]()
     model, train = config.model, config.train
     if setting.recipe == "paper":
@@ -64,100 +92,132 @@ def base(setting: Setting) -> Config:
         seed=setting.seed,
         device=setting.device,
         threads=setting.threads,
-        metrics=METRICS,
+        metrics=REPORTED,
     )
     data = Data(path=setting.path, fold=setting.fold, scaling=setting.scaling)
     return replace(config, data=data, model=model, train=train)
 
 
-def _trained_with(name: str, options: Mapping[str, Option], setting: Setting) -> Config:
-    """The table's recipe with this loss."""
-    return replace(base(setting), loss=Loss(name, options))
+# The encoder and the noise that "wider" means for each recipe: DASALC's own, and a third of it for a few hundred lists.
+WIDER = {
+    "paper": dasalc().model,
+    "small": replace(dasalc().model, width=64, layers=2, feedforward=256, dropout=0.3, input_noise=0.5),
+}
 
 
-def _by(name: str, **options: Option) -> Recipe:
-    return partial(_trained_with, name, options)
-
-
-def _rmse(setting: Setting) -> Config:
+def _levels(setting: Setting) -> float:
     """Labels 0..4 are five levels in the paper; other data has its own number of them."""
-    return _trained_with("rmse", {"levels": float(setting.levels)}, setting)
+    return float(setting.levels)
 
 
-def _grown_by(library: str, setting: Setting) -> Trees:
-    """Trees of one library, tuned on validation over its small fixed grid (see trees.py)."""
-    return Trees(
-        library=library,
-        path=setting.path,
-        fold=setting.fold,
-        seed=setting.seed,
-        threads=setting.threads,
-        large=setting.recipe == "paper",
-        tuned=not setting.paper_protocol,
-        metrics=METRICS,
-    )
-
-
-def _numbers(web30k: tuple[float, float], istella: tuple[float, float]) -> Mapping[str, tuple[float, float]]:
+def _numbers(web30k: tuple[float, float], istella: tuple[float, float]) -> Numbers:
     return {"web30k": web30k, "istella": istella}
 
 
-ROWS: Mapping[str, Row] = {
-    "neural_ndcg@5": Row("NeuralNDCG@5", _by("neural_ndcg@5"), _numbers((50.32, 52.01), (65.32, 69.97))),
-    "neural_ndcg@10": Row("NeuralNDCG@10", _by("neural_ndcg@10"), _numbers((50.89, 52.77), (65.65, 70.68))),
-    "neural_ndcg@max": Row("NeuralNDCG@max", _by("neural_ndcg@max"), _numbers((51.56, 53.46), (65.69, 70.55))),
+_BOTH, _ANY = {"pairs": "both"}, {"pairs": "any"}
+
+TABLE2: Mapping[str, Row] = {
+    "neural_ndcg@5": Row("NeuralNDCG@5", "neural_ndcg@5", paper=_numbers((50.32, 52.01), (65.32, 69.97))),
+    "neural_ndcg@10": Row("NeuralNDCG@10", "neural_ndcg@10", paper=_numbers((50.89, 52.77), (65.65, 70.68))),
+    "neural_ndcg@max": Row("NeuralNDCG@max", "neural_ndcg@max", paper=_numbers((51.56, 53.46), (65.69, 70.55))),
     "neural_ndcg_transposed@5": Row(
-        "NeuralNDCG^T@5", _by("neural_ndcg_transposed@5"), _numbers((50.50, 52.14), (65.46, 69.95))
+        "NeuralNDCG^T@5", "neural_ndcg_transposed@5", paper=_numbers((50.50, 52.14), (65.46, 69.95))
     ),
     "neural_ndcg_transposed@10": Row(
-        "NeuralNDCG^T@10", _by("neural_ndcg_transposed@10"), _numbers((50.85, 52.70), (66.02, 71.02))
+        "NeuralNDCG^T@10", "neural_ndcg_transposed@10", paper=_numbers((50.85, 52.70), (66.02, 71.02))
     ),
     "neural_ndcg_transposed@max": Row(
-        "NeuralNDCG^T@max", _by("neural_ndcg_transposed@max"), _numbers((51.45, 53.49), (65.60, 70.53))
+        "NeuralNDCG^T@max", "neural_ndcg_transposed@max", paper=_numbers((51.45, 53.49), (65.60, 70.53))
     ),
-    "approx_ndcg": Row("ApproxNDCG", _by("approx_ndcg"), _numbers((49.07, 50.90), (63.14, 67.94))),
-    "listnet": Row("ListNet", _by("listnet"), _numbers((50.75, 52.80), (65.62, 70.70))),
-    "listmle": Row("ListMLE", _by("listmle"), _numbers((49.81, 51.82), (59.85, 66.24))),
-    "ranknet@5": Row("RankNet@5", _by("ranknet@5", pairs="both"), _numbers((49.14, 50.75), (64.45, 68.74))),
-    "ranknet@10": Row("RankNet@10", _by("ranknet@10", pairs="both"), _numbers((50.95, 52.69), (65.75, 70.68))),
-    "ranknet@max": Row("RankNet@max", _by("ranknet@max"), _numbers((49.84, 51.82), (64.57, 70.37))),
-    "lambdarank@5": Row("LambdaRank@5", _by("lambdarank@5", pairs="both"), _numbers((48.70, 50.10), (63.50, 67.75))),
-    "lambdarank@10": Row("LambdaRank@10", _by("lambdarank@10", pairs="both"), _numbers((49.66, 51.34), (65.21, 69.82))),
-    "lambdarank@max": Row("LambdaRank@max", _by("lambdarank@max"), _numbers((51.55, 53.47), (65.90, 71.09))),
-    "rmse": Row("RMSE", _rmse, _numbers((50.51, 52.46), (65.62, 70.76))),
+    "approx_ndcg": Row("ApproxNDCG", "approx_ndcg", paper=_numbers((49.07, 50.90), (63.14, 67.94))),
+    "listnet": Row("ListNet", "listnet", paper=_numbers((50.75, 52.80), (65.62, 70.70))),
+    "listmle": Row("ListMLE", "listmle", paper=_numbers((49.81, 51.82), (59.85, 66.24))),
+    "ranknet@5": Row("RankNet@5", "ranknet@5", _BOTH, paper=_numbers((49.14, 50.75), (64.45, 68.74))),
+    "ranknet@10": Row("RankNet@10", "ranknet@10", _BOTH, paper=_numbers((50.95, 52.69), (65.75, 70.68))),
+    "ranknet@max": Row("RankNet@max", "ranknet@max", paper=_numbers((49.84, 51.82), (64.57, 70.37))),
+    "lambdarank@5": Row("LambdaRank@5", "lambdarank@5", _BOTH, paper=_numbers((48.70, 50.10), (63.50, 67.75))),
+    "lambdarank@10": Row("LambdaRank@10", "lambdarank@10", _BOTH, paper=_numbers((49.66, 51.34), (65.21, 69.82))),
+    "lambdarank@max": Row("LambdaRank@max", "lambdarank@max", paper=_numbers((51.55, 53.47), (65.90, 71.09))),
+    "rmse": Row("RMSE", "rmse", {"levels": _levels}, paper=_numbers((50.51, 52.46), (65.62, 70.76))),
     "xgboost": Row(
-        "XGBoost (rank:pairwise)",
-        partial(_grown_by, "xgboost"),
-        _numbers((46.80, 49.17), (61.04, 65.74)),
-        package="xgboost",
+        "XGBoost (rank:pairwise)", library="xgboost", paper=_numbers((46.80, 49.17), (61.04, 65.74))
     ),
-    # What the paper lacks.
-    "lightgbm": Row("LightGBM (lambdarank)", partial(_grown_by, "lightgbm"), package="lightgbm"),
-    "catboost": Row("CatBoost (YetiRank)", partial(_grown_by, "catboost"), package="catboost"),
-    "ranknet@5-any": Row("RankNet@5, any pair", _by("ranknet@5", pairs="any")),
-    "ranknet@10-any": Row("RankNet@10, any pair", _by("ranknet@10", pairs="any")),
-    "lambdarank@5-any": Row("LambdaRank@5, any pair", _by("lambdarank@5", pairs="any")),
-    "lambdarank@10-any": Row("LambdaRank@10, any pair", _by("lambdarank@10", pairs="any")),
-    "ndcg_loss2pp": Row("NDCGLoss2++", _by("ndcg_loss2pp")),
-    "soft_rank": Row("SoftRank", _by("soft_rank")),
-    "neural_map": Row("NeuralMAP", _by("neural_map")),
+    "lightgbm": Row("LightGBM (lambdarank)", library="lightgbm"),
+    "catboost": Row("CatBoost (YetiRank)", library="catboost"),
+    "ranknet@5-any": Row("RankNet@5, any pair", "ranknet@5", _ANY),
+    "ranknet@10-any": Row("RankNet@10, any pair", "ranknet@10", _ANY),
+    "lambdarank@5-any": Row("LambdaRank@5, any pair", "lambdarank@5", _ANY),
+    "lambdarank@10-any": Row("LambdaRank@10, any pair", "lambdarank@10", _ANY),
+    "ndcg_loss2pp": Row("NDCGLoss2++", "ndcg_loss2pp"),
+    "soft_rank": Row("SoftRank", "soft_rank"),
+    "neural_map": Row("NeuralMAP", "neural_map"),
+}  # fmt: skip
+NEURAL_NDCG = tuple(name for name in TABLE2 if name.startswith("neural_ndcg"))
+OF_THE_PAPER = tuple(name for name, row in TABLE2.items() if row.paper)
+
+TEMPERATURES = (0.01, 0.1, 10.0, 100.0)  # of tau and of alpha; 1 is the baseline's
+ROUNDS = (0, 1, 3, 10, 100)  # of Sinkhorn; 30 are the baseline's
+_SAMPLES = 32  # of the reference code
+
+ABLATIONS: Mapping[str, Row] = {
+    "neural_ndcg": Row("NeuralNDCG"),
+    "stochastic-paper": Row(
+        f"stochastic, {_SAMPLES} samples, as in the paper", options={"samples": _SAMPLES, "perturb": "paper"}
+    ),
+    "stochastic-allrank": Row(
+        f"stochastic, {_SAMPLES} samples, as in the reference code", options={"samples": _SAMPLES, "perturb": "allrank"}
+    ),
+    **{f"tau-{tau:g}": Row(f"tau = {tau:g}", options={"tau": tau}) for tau in TEMPERATURES},
+    "no-tanh": Row("no tanh", tanh=False),
+    **{
+        f"sinkhorn-{rounds}": Row(f"{rounds} round{'s' * (rounds != 1)}", options={"sinkhorn_iters": rounds})
+        for rounds in ROUNDS
+    },
+    "approx_ndcg": TABLE2["approx_ndcg"],
+    **{f"alpha-{alpha:g}": Row(f"alpha = {alpha:g}", "approx_ndcg", {"alpha": alpha}) for alpha in TEMPERATURES},
 }
-NEURAL_NDCG = tuple(name for name in ROWS if name.startswith("neural_ndcg"))
-OF_THE_PAPER = tuple(name for name, row in ROWS.items() if row.paper)
+
+# Qin et al. 2021: each row keeps what the rows before it added. Titles are filled in by `ingredient_title`.
+INGREDIENTS: Mapping[str, Row] = {
+    "softmax": Row("recipe {recipe}, softmax loss", "softmax"),
+    "symlog": Row("+ symmetric log", "softmax", ingredients=("symlog",)),
+    "noise": Row("+ input noise {wider.input_noise:g}", "softmax", ingredients=("symlog", "noise")),
+    "wider": Row(
+        "+ wider (width {wider.width}, {wider.layers} layers, {wider.heads} heads, dropout {wider.dropout:g})",
+        "softmax",
+        ingredients=("symlog", "noise", "wider"),
+    ),
+}
+# Rows that train nothing: the mean of the standardised scores of all seeds of another row.
+ENSEMBLES = {
+    "ensemble": ("wider", "+ ensemble of {seeds} seeds"),
+    "softmax-ensemble": ("softmax", "the first row, ensemble of {seeds} seeds"),
+}
+
+ROWS: Mapping[str, Row] = {**TABLE2, **ABLATIONS, **INGREDIENTS}
 
 
-def chosen(names: str | None) -> list[str]:
-    """Row names from a comma-separated list; all of them where it is None.
+def ingredient_title(name: str, recipe: str, seeds: int) -> str:
+    """What a row of the table of ingredients is called.
 
-    >>> chosen("listnet,rmse")
+    >>> ingredient_title("noise", "small", 3)
+    '+ input noise 0.5'
+    """
+    title = ENSEMBLES[name][1] if name in ENSEMBLES else INGREDIENTS[name].title
+    return title.format(recipe=recipe, wider=WIDER[recipe], seeds=seeds)
+
+
+def choose(names: str | None, known: Iterable[str], what: str) -> list[str]:
+    """Some of the known names from a comma-separated list, in their own order; all of them where it is None.
+
+    >>> choose("rmse, listnet", ("listnet", "listmle", "rmse"), "row")
     ['listnet', 'rmse']
     """
-    if names is None:
-        return list(ROWS)
-    asked = [name.strip() for name in names.split(",") if name.strip()]
+    known = list(known)
+    asked = known if names is None else [name.strip() for name in names.split(",") if name.strip()]
     for name in asked:
-        if name not in ROWS:
-            raise ValueError(f"there is no row {name!r}; expected some of {', '.join(ROWS)}")
+        if name not in known:
+            raise ValueError(f"there is no {what} {name!r}; expected some of {', '.join(known)}")
     if not asked:
-        raise ValueError(f"no row was named; expected some of {', '.join(ROWS)}, separated by commas")
-    return [name for name in ROWS if name in asked]
+        raise ValueError(f"no {what} was named; expected some of {', '.join(known)}, separated by commas")
+    return [name for name in known if name in asked]

@@ -1,46 +1,366 @@
-"""The table as text and as Markdown: what table2.json holds, for people. Pure functions of it. Imports results and the rows."""
+"""`rankgrad reproduce table2 | ablations | dasalc`: train, compare, write down; as JSON, aligned text and Markdown.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+Each command gives a `Table`: plain values, and the runs an HTML report of it shows. `write` keeps the values beside the
+trials once it is known where the report is.
+"""
 
-from rankgrad.reproduce.claims import METRICS, PAPERS_RULE
-from rankgrad.reproduce.rows import ROWS
-from rankgrad.runs.compare import RULES, table
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from rankgrad.data.catalogue import CATALOGUE
+from rankgrad.files import write_atomically
+from rankgrad.reproduce.claims import (
+    DECISIVE,
+    METRICS,
+    PAPERS_RULE,
+    STUDIES,
+    against_the_best,
+    beats_approx_ndcg,
+    best_is_neural_ndcg,
+    compare_ingredients,
+    decide_study,
+    summary,
+)
+from rankgrad.reproduce.data import raw_splits
+from rankgrad.reproduce.rows import ABLATIONS, ENSEMBLES, INGREDIENTS, TABLE2, choose
+from rankgrad.reproduce.trials import (
+    Experiment,
+    Request,
+    Results,
+    Trial,
+    open_experiment,
+    run_trials,
+    trials_of,
+    values_of,
+)
+from rankgrad.runs.compare import RULES, as_json, table
+from rankgrad.runs.ensemble import mean_of_standardised
+from rankgrad.runs.provenance import CONVENTION
+from rankgrad.runs.run import Run
+from rankgrad.training.config import Config
+from rankgrad.training.evaluate import judge
+from rankgrad.trees.fit import TreeConfig, missing
+
+
+@dataclass(frozen=True)
+class Table:
+    """A finished table: its values, and what its HTML report is to show, the first row being the baseline."""
+
+    result: dict[str, Any]
+    rows: list[Path]  # folders with the runs of a row below them
+    runs: list[Path]  # those of them that belong to this table
+    report: Path
+    title: str
+
+
+# --- the three commands -----------------------------------------------------------------------------------------------
+
+
+def make_table2(request: Request, *, quiet: bool = False) -> Table:
+    """Every row on every fold with every seed; rows of earlier commands join where these folds and seeds are finished."""
+    names, skipped = _available(request.rows)
+    experiment = open_experiment(request, "table2", quiet=quiet)
+    trials = trials_of(experiment, names)
+    results, failed = run_trials(experiment, trials, quiet=quiet)
+    earlier = trials_of(
+        experiment, [row for row in TABLE2 if row not in names and any(key[0] == row for key in results)]
+    )
+    incomplete = {trial.row for trial in earlier if not trial.finished}
+    trials += [trial for trial in earlier if trial.row not in incomplete]
+    values = values_of(trials, METRICS, failed)
+    best = {metric: against_the_best(values, metric) for metric in METRICS}
+    rows = {
+        row: {
+            "title": TABLE2[row].title,
+            "metrics": summary(of_row),
+            "paper": TABLE2[row].paper.get(experiment.dataset or ""),
+            "seconds": float(np.mean([_line(results, trial)["seconds"] for trial in trials if trial.row == row])),
+        }
+        for row, of_row in values.items()
+    }
+    result = {
+        "table": str(experiment.out),
+        **_facts(experiment, trials, results),
+        "skipped": skipped,
+        "failed": failed,
+        "rows": rows,
+        "best": {metric: {"row": row, "p": p_values} for metric, (row, p_values) in best.items()},
+        "claims": [beats_approx_ndcg(values), best_is_neural_ndcg(values)],
+    }
+    first = best["ndcg@10"][0]
+    return _table(experiment, trials, result, [first, *(row for row in rows if row != first)], "report.html", "Table 2")
+
+
+def _available(rows: str | None) -> tuple[list[str], dict[str, str]]:
+    """The rows to train, and those left out for want of a package; one that was asked for by name is not left out."""
+    names, skipped = choose(rows, TABLE2, "row"), {}
+    for name in names:
+        library = TABLE2[name].library
+        why = missing(library) if library else None
+        if why and rows is not None:
+            raise ValueError(f"the row {name} cannot be trained: {why}")
+        if why:
+            skipped[name] = why
+    return [name for name in names if name not in skipped], skipped
+
+
+def make_ablations(request: Request, *, quiet: bool = False) -> Table:
+    """The rows of the studies asked for (`request.rows`), and whether the paper's claims about them hold."""
+    studies = {name: STUDIES[name] for name in choose(request.rows, STUDIES, "ablation")}
+    wanted = {name for study in studies.values() for name in (study.baseline, *study.others)}
+    experiment = open_experiment(request, "ablations", quiet=quiet)
+    trials = trials_of(experiment, [name for name in ABLATIONS if name in wanted])
+    results, failed = run_trials(experiment, trials, quiet=quiet)
+    values = values_of(trials, METRICS, failed)
+    result = {
+        "ablations": str(experiment.out),
+        **_facts(experiment, trials, results),
+        "failed": failed,
+        "studies": {name: decide_study(study, values) for name, study in studies.items()},
+    }
+    return _table(experiment, trials, result, list(values), "ablations.html", "Ablations")
+
+
+def make_dasalc(request: Request, *, quiet: bool = False) -> Table:
+    """A recipe with DASALC's ingredients added one by one, and what each gives."""
+    experiment = open_experiment(request, "dasalc", quiet=quiet)
+    trials = trials_of(experiment, list(INGREDIENTS))
+    results, failed = run_trials(experiment, trials, quiet=quiet)
+    values = values_of(trials, METRICS, failed)
+    trained = list(values)
+    for name, (row, _) in ENSEMBLES.items():
+        if request.seeds > 1 and row in values:
+            values[name] = _ensemble(experiment, [trial for trial in trials if trial.row == row])
+    result = {
+        "dasalc": str(experiment.out),
+        **_facts(experiment, trials, results),
+        "failed": failed,
+        "rows": compare_ingredients(values, request.recipe, request.seeds),
+    }
+    return _table(experiment, trials, result, trained, "dasalc.html", "The ingredients of DASALC")
+
+
+def _ensemble(experiment: Experiment, trials: Sequence[Trial]) -> dict[str, np.ndarray]:
+    """Per-query values [1, queries] of the mean of the standardised scores of all seeds, fold by fold."""
+    of_folds = []
+    for fold in experiment.folds:
+        test = raw_splits(fold.path, fold.path_fold)["test"]
+        runs = [Run.open(trial.folder, experiment.device) for trial in trials if trial.fold == fold.fold]
+        of_folds.append(judge(mean_of_standardised([run.score(test) for run in runs], test.offsets), test, METRICS))
+    return {metric: np.concatenate([values[metric] for values in of_folds])[None] for metric in METRICS}
+
+
+def _table(
+    experiment: Experiment, trials: Sequence[Trial], result: dict[str, Any], rows: Sequence[str], report: str, what: str
+) -> Table:
+    return Table(
+        result,
+        [experiment.out / "runs" / row for row in rows],
+        [trial.folder for trial in trials],
+        experiment.out / report,
+        f"{what} on {result['title'] or result['data']}",
+    )
+
+
+def write(made: Table, report: str) -> dict[str, Any]:
+    """Write the values as JSON and as text; them and where the report is, or why there is none."""
+    result = {**made.result, "report": report}
+    kind, page = _page(result)
+    stem = made.report.parent / kind
+    write_atomically(stem.with_suffix(".json"), (as_json(result) + "\n").encode())
+    if kind == "table2":
+        write_atomically(stem.with_suffix(".md"), as_markdown(page).encode())
+    else:
+        write_atomically(stem.with_suffix(".txt"), f"{as_text(page)}\n".encode())
+    return result
+
+
+# --- what must be known of a table to believe it ----------------------------------------------------------------------
+
+
+def _line(results: Results, trial: Trial) -> dict[str, Any]:
+    return results[trial.row, trial.fold, trial.seed]
+
+
+def _facts(experiment: Experiment, trials: Sequence[Trial], results: Results) -> dict[str, Any]:
+    """Data, recipe, protocol, machine, commits."""
+    dataset, request = experiment.dataset, experiment.request
+    commits = dict.fromkeys(_line(results, trial)["commit"] for trial in trials if trial.finished)
+    trees = any(isinstance(trial.config, TreeConfig) for trial in trials)
+    return {
+        "title": CATALOGUE[dataset].title if dataset else None,
+        "dataset": dataset or request.dataset,
+        "data": experiment.source,
+        "recipe": request.recipe,
+        "recipe_words": _describe_recipe(trials),
+        "selection": _describe_selection(request.paper_protocol, trees),
+        "paper_protocol": request.paper_protocol,
+        "folds": [
+            {"fold": of.fold, "counts": of.counts, "differences": list(of.differences), "notes": list(of.notes)}
+            for of in experiment.folds
+        ],
+        "queries": sum(of.counts["test"]["queries"] for of in experiment.folds),
+        "seeds": list(range(request.seeds)),
+        "device": experiment.device,
+        "commits": [commit or "unknown" for commit in commits],
+    }
+
+
+def _describe_recipe(trials: Sequence[Trial]) -> str:
+    config = next((trial.config for trial in trials if isinstance(trial.config, Config)), None)
+    if config is None:
+        return "trees alone"
+    model, train = config.model, config.train
+    epochs = f"{train.epochs} epoch{'s' * (train.epochs > 1)}"
+    stop = f"at most {epochs}, stopped early after {train.patience} without a better one"
+    return (
+        f"Transformer of width {model.width}, feed-forward {model.feedforward}, {model.layers} layers, batches of "
+        f"{train.batch_size} lists, {stop if train.patience else epochs}, {train.precision}"
+    )
+
+
+def _describe_selection(paper_protocol: bool, trees: bool) -> str:
+    if paper_protocol:
+        also = "; trees with fixed settings" if trees else ""
+        return f"none (--paper-protocol): the last epoch of the full training fold{also}"
+    also = ", for trees the best of four settings" if trees else ""
+    return f"on validation only: the best epoch by ndcg@10{also}; test is judged once"
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+Rows = list[tuple[str, ...]]  # of a table, the header first
 TRANSPOSED = (
     "The reference code's transposed loss is its plain one (it computes scale(P)^T): if the paper ran that code, its six "
     "NeuralNDCG rows are three losses run twice, and their gaps are run-to-run noise. Ours is the transposed loss of the "
     "paper's text."
 )
+MEANS = (
+    "in percent; mean and sample deviation (+-) over seeds of the mean over all test queries; as in the paper a query "
+    "without a relevant document counts 1"
+)
+HELD = {True: "HELD here", False: "NOT HELD here", None: "not judged"}
 
 
-def as_text(result: Mapping[str, Any]) -> str:
-    """All of it, aligned, without escape codes."""
-    parts = [_title(result), *facts(result), "", table(_main(result)), "", table(_rules(result)), "", *_tail(result)]
-    return "\n".join(parts)
+class Page(NamedTuple):
+    """A result in words: facts, tables with the lines above each, notes."""
+
+    title: str
+    facts: list[str]
+    tables: list[tuple[list[str], Rows]]
+    notes: list[str]
 
 
-def as_markdown(result: Mapping[str, Any]) -> str:
-    """All of it, for a page."""
-    parts = [
-        f"# {_title(result)}",
-        "",
-        *(f"- {fact}" for fact in facts(result)),
-        "",
-        _pipes(_main(result)),
-        "",
-        _pipes(_rules(result)),
-        "",
+def describe(result: Mapping[str, Any]) -> str:
+    """A result as aligned text without escape codes."""
+    return as_text(_page(result)[1])
+
+
+def as_text(page: Page) -> str:
+    """A page with aligned columns."""
+    tables = [line for above, rows in page.tables for line in ("", *above, table(rows))]
+    return "\n".join([page.title, *page.facts, *tables, "", *page.notes])
+
+
+def as_markdown(page: Page) -> str:
+    """A page in Markdown."""
+    tables = [line for above, rows in page.tables for line in (*above, _pipes(rows), "")]
+    facts, notes = ([f"- {line}" for line in lines] for lines in (page.facts, page.notes))
+    return "\n".join([f"# {page.title}", "", *facts, "", *tables, *notes, ""])
+
+
+def _pipes(rows: Rows) -> str:
+    header, *lines = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    rule = ["---", *(["---:"] * (len(header) - 1))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *lines))
+
+
+def _page(result: Mapping[str, Any]) -> tuple[str, Page]:
+    """The command that made a result, and the result in words."""
+    pages: dict[str, tuple[str, Callable[[Mapping[str, Any]], Page]]] = {
+        "table": ("table2", _table2_page),
+        "ablations": ("ablations", _ablations_page),
+        "dasalc": ("dasalc", _dasalc_page),
+    }
+    kind, page = next(pages[key] for key in pages if key in result)
+    return kind, page(result)
+
+
+def _table2_page(result: Mapping[str, Any]) -> Page:
+    ranked = {name: result["rows"][name] for name in TABLE2 if name in result["rows"]}
+    papers = any(row["paper"] for row in ranked.values())
+    header, lines = ["trained with"], []
+    for metric in METRICS:
+        header += [metric.upper(), "+-", *(["paper", "differs"] if papers else []), "p"]
+    for name, row in ranked.items():
+        cells = [row["title"]]
+        for number, metric in enumerate(METRICS):
+            ours, best = row["metrics"][metric][PAPERS_RULE], result["best"][metric]
+            cells += [_percent(ours["mean"]), _percent(ours["deviation"])]
+            if papers:
+                published = row["paper"][number] if row["paper"] else None
+                cells += (
+                    ["", ""] if published is None else [f"{published:.2f}", f"{100 * ours['mean'] - published:+.2f}"]
+                )
+            cells.append("best" if best["row"] == name else _short_p(best["p"].get(name)))
+        lines.append(tuple(cells))
+    rules = [("empty queries", *(f"{metric} {words}" for metric in METRICS for words in RULES.values()))]
+    for row in ranked.values():
+        means = (row["metrics"][metric][rule]["mean"] for metric in METRICS for rule in RULES)
+        rules.append((row["title"], *map(_percent, means)))
+    notes = [
+        f"{MEANS} in the first table",
+        CONVENTION,
+        "p: the best row against each other, paired permutation test over queries of values averaged over seeds, "
+        "Holm-corrected",
+        TRANSPOSED,
     ]
-    return "\n".join([*parts, *(f"- {line}" for line in _tail(result)), ""])
+    if papers and any(fold["differences"] for fold in result["folds"]):
+        notes.append("these are not the published lists: the differences to the paper's numbers mean nothing")
+    notes += [f'the paper\'s claim "{c["claim"]}": {HELD[c["held"]]}: {c["because"]}' for c in result["claims"]]
+    notes += [f"skipped: {TABLE2[name].title}: {why}" for name, why in result["skipped"].items()]
+    notes += [f"failed: {sentence}" for sentence in result["failed"]]
+    notes.append(f"the table is in {result['table']}; report: {result['report']}")
+    title = f"Table 2 of arXiv 2102.07831{_on(result)}"
+    return Page(title, _fact_lines(result), [([], [tuple(header), *lines]), ([], rules)], notes)
 
 
-def _title(result: Mapping[str, Any]) -> str:
-    return f"Table 2 of arXiv 2102.07831 on {result['title'] or result['data']}"
+def _ablations_page(result: Mapping[str, Any]) -> Page:
+    tables = []
+    for study in result["studies"].values():
+        rows = [("", *_header(), "differs", "p")]
+        rows += [(row["title"], *_numbers(row), *_difference(row)) for row in study["rows"].values()]
+        tables.append(([f'"{study["claim"]}": {HELD[study["held"]]}', study["because"]], rows))
+    notes = [
+        *_notes(result, "the first row of its table, Holm-corrected within the table"),
+        f"the runs are in {result['ablations']}; report: {result['report']}",
+    ]
+    return Page(f"Ablations of arXiv 2102.07831{_on(result)}", _fact_lines(result), tables, notes)
 
 
-def facts(result: Mapping[str, Any]) -> list[str]:
-    """What must be known of a result to believe it: recipe, selection, data, commit, machine."""
+def _dasalc_page(result: Mapping[str, Any]) -> Page:
+    rows = [("", *_header(), "step", "p", "in all", "p")]
+    for row in result["rows"].values():
+        beside = (text for part in ("step", "whole") for text in _difference(row.get(part, {})))
+        rows.append((row["title"], *_numbers(row), *beside))
+    notes = [
+        *_notes(result, "the row before (step) and the first (in all), Holm-corrected within the column"),
+        "an ensemble is the mean of scores standardised within each list",
+        f"the runs are in {result['dasalc']}; report: {result['report']}",
+    ]
+    title = f"The ingredients of DASALC (Qin et al. 2021), added one by one,{_on(result)}"
+    return Page(title, _fact_lines(result), [([], rows)], notes)
+
+
+def _on(result: Mapping[str, Any]) -> str:
+    return f" on {result['title'] or result['data']}"
+
+
+def _fact_lines(result: Mapping[str, Any]) -> list[str]:
     differs = [f"fold {fold['fold']}: {line}" for fold in result["folds"] for line in fold["differences"]]
     if result["title"] is None:
         checked = (
@@ -66,74 +386,35 @@ def _numbered(what: str, numbers: Sequence[int]) -> str:
     return f"{what}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def _main(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Ours under the paper's rule for empty queries, in percent, the paper's, the difference, and the p-values."""
-    papers = any(row["paper"] for row in result["rows"].values())
-    header = ["trained with"]
-    for metric in METRICS:
-        header += [metric.upper(), "+-", *(["paper", "differs"] if papers else []), "p"]
-    lines = [tuple(header)]
-    for name, row in _ranked(result):
-        cells = [ROWS[name].title]
-        for number, metric in enumerate(METRICS):
-            ours = row["metrics"][metric][PAPERS_RULE]
-            cells += [percent(ours["mean"]), percent(ours["deviation"])]
-            if papers:
-                published = row["paper"][number] if row["paper"] else None
-                gap = None if published is None else 100 * ours["mean"] - published
-                cells += ["" if published is None else f"{published:.2f}", "" if gap is None else f"{gap:+.2f}"]
-            p_value = result["best"][metric]["p"].get(name)
-            cells.append("best" if result["best"][metric]["row"] == name else short_p(p_value))
-        lines.append(tuple(cells))
-    return lines
-
-
-def _rules(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The same means under all three rules for empty queries."""
-    lines = [("empty queries", *(f"{metric} {words}" for metric in METRICS for words in RULES.values()))]
-    for name, row in _ranked(result):
-        means = (row["metrics"][metric][rule]["mean"] for metric in METRICS for rule in RULES)
-        lines.append((ROWS[name].title, *map(percent, means)))
-    return lines
-
-
-def _tail(result: Mapping[str, Any]) -> list[str]:
-    lines = [
-        "in percent; mean and sample deviation (+-) over seeds of the mean over all test queries; as in the paper a query "
-        "without a relevant document counts 1 in the first table",
-        "gain 2^y - 1, discount 1 / log2(rank + 1), ties in input order",
-        "p: the best row against each other, paired permutation test over queries of values averaged over seeds, "
-        "Holm-corrected",
-        TRANSPOSED,
+def _notes(result: Mapping[str, Any], beside: str) -> list[str]:
+    return [
+        MEANS,
+        CONVENTION,
+        f"differences and p by {DECISIVE}: paired permutation test over queries of values averaged over seeds, against {beside}",
+        *(f"failed: {sentence}" for sentence in result["failed"]),
     ]
-    if any(row["paper"] for row in result["rows"].values()) and any(fold["differences"] for fold in result["folds"]):
-        lines.append("these are not the published lists: the differences to the paper's numbers mean nothing")
-    for claim in result["claims"]:
-        verdict = {True: "HELD here", False: "NOT HELD here", None: "not judged"}[claim["held"]]
-        lines.append(f'the paper\'s claim "{claim["claim"]}": {verdict}: {claim["because"]}')
-    lines += [f"skipped: {ROWS[name].title}: {why}" for name, why in result["skipped"].items()]
-    lines += [f"failed: {sentence}" for sentence in result["failed"]]
-    return [*lines, f"the table is in {result['table']}; report: {result['report']}"]
 
 
-def _ranked(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """In the order of the paper's table, which is that of ROWS."""
-    return [(name, result["rows"][name]) for name in ROWS if name in result["rows"]]
+def _header() -> list[str]:
+    return [text for metric in METRICS for text in (metric.upper(), "+-")]
 
 
-def percent(value: float | None) -> str:
-    """A share in percent, two decimals; nothing where there is none."""
+def _numbers(row: Mapping[str, Any]) -> list[str]:
+    ours = [row["metrics"][metric][PAPERS_RULE] for metric in METRICS]
+    return [_percent(of_metric[key]) for of_metric in ours for key in ("mean", "deviation")]
+
+
+def _difference(row: Mapping[str, Any]) -> tuple[str, str]:
+    """A difference in percent and its p-value; nothing for the row that others are compared with."""
+    return (f"{100 * row['difference']:+.2f}", _short_p(row["p"])) if "p" in row else ("", "")
+
+
+def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f}"
 
 
-def short_p(value: float | None) -> str:
+def _short_p(value: float | None) -> str:
     """A p-value in five characters at most; nothing where there is none."""
     if value is None:
         return ""
     return "<.001" if value < 0.001 else f"{value:.3f}".lstrip("0") if value < 1 else "1"
-
-
-def _pipes(rows: Sequence[Sequence[str]]) -> str:
-    header, *lines = ([cell.replace("|", "\\|") for cell in row] for row in rows)
-    rule = ["---", *(["---:"] * (len(header) - 1))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *lines))

@@ -1,46 +1,59 @@
-"""What table 2 and the ablations share: a folder of cells that grows, command by command. Room 6.
+"""A folder of trials that grows command by command: every row on every fold with every seed.
 
     settings.json   what must stay the same while it grows: data, recipe, protocol, epochs, device
-    data/           the lists of each fold, read once (see lists.py)
-    runs/ROW/       a run folder for each cell, fold1-seed0 and so on (see cells.py)
-    results.jsonl   a line for each finished cell
+    data/           the lists of each fold, read once (see data.py)
+    runs/ROW/       an ordinary run folder for each trial, fold1-seed0 and so on; finished when report.json is there
+    results.jsonl   a line for each finished trial
 
-It is resumable at any point, and several tables may stand on the same cells.
+The same command again goes on where it was stopped, and several tables may be made from the same trials.
 """
 
 import contextlib
-import fcntl
+import dataclasses
 import json
+import multiprocessing
+import os
 import shutil
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from rankgrad import report
 from rankgrad.checks import one_of, whole
-from rankgrad.data.catalogue import CATALOGUE
 from rankgrad.files import write_atomically
-from rankgrad.reproduce.cells import Cell, check, finished, line
-from rankgrad.reproduce.claims import METRICS
-from rankgrad.reproduce.data import Fold, absolute, expect_unchanged, folds_of, name_of, ready
-from rankgrad.reproduce.rows import TABLE_RECIPES, Setting
-from rankgrad.reproduce.workers import filled
+from rankgrad.reproduce.data import (
+    Fold,
+    absolute,
+    choose_folds,
+    find_source,
+    open_fold,
+    raw_splits,
+    scaled_folder,
+    scaled_splits,
+)
+from rankgrad.reproduce.rows import ROWS, TABLE_RECIPES, Setting, config_of
 from rankgrad.runs.folder import kept
+from rankgrad.runs.run import advance, begin
+from rankgrad.runs.trees import fit_trees_run
 from rankgrad.training.build import resolve
-from rankgrad.training.config import Config, Train
+from rankgrad.training.config import Config, Train, load
 from rankgrad.training.distributed import InterruptedRunError
 from rankgrad.training.progress import make_bar
-from rankgrad.trees.fit import Trees
+from rankgrad.trees.fit import TreeConfig
 
 
 @dataclass(frozen=True)
-class Order:
+class Request:
     """What a person asked for."""
 
     dataset: str | None = None
@@ -57,322 +70,345 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Campaign:
-    """A folder that is ours for now, its lists, and what was asked for."""
+class Experiment:
+    """A table's folder with its lists read, and what was asked for."""
 
-    order: Order
+    request: Request
     out: Path
     dataset: str | None  # name in the catalogue
     source: str
     device: str
-    lists: tuple[Fold, ...]
+    folds: tuple[Fold, ...]
 
 
-Make = Callable[
-    [str, Setting, Fold], tuple[Config | Trees, str]
-]  # a row -> its work, and the folder of its scaled lists
+@dataclass(frozen=True)
+class Trial:
+    """One row on one fold with one seed; `scaled` is the folder of its lists as a model sees them."""
 
+    row: str
+    fold: int
+    seed: int
+    folder: Path
+    config: Config | TreeConfig
+    scaled: str
 
-@contextlib.contextmanager
-def opened(order: Order, kind: str, *, quiet: bool) -> Iterator[Campaign]:
-    """The folder that was asked for, with its lists read; `kind` begins its name where none was given."""
-    one_of("--recipe", order.recipe, TABLE_RECIPES)
-    whole("--seeds", order.seeds, 1)
-    whole("--jobs", order.jobs, 1)
-    if order.epochs is not None:
-        whole("--epochs", order.epochs, 1)
-    device = resolve(Config(train=Train(device=order.device))).train.device
-    dataset, source = name_of(order.dataset, order.data)
-    folds = folds_of(source, dataset, order.folds)
-    out = order.out or Path("runs") / _default_name(kind, dataset, source, order)
-    with _occupied(out, _settings(order, dataset, source, device)) as begun_with:
-        with make_bar(TextColumn("{task.description}"), quiet=quiet, transient=True) as bar:
-            bar.add_task("looking whether the lists are those of the table")  # minutes, for gigabytes that were copied
-            expect_unchanged(out / "data", source, dataset, begun_with["data"])
-        lists = tuple(_read(out / "data", source, dataset, fold, order, quiet) for fold in folds)
-        yield Campaign(order, out, dataset, source, device, lists)
+    def __str__(self) -> str:
+        return f"{self.row} fold {self.fold} seed {self.seed}"
 
-
-def cells_of(campaign: Campaign, rows: Sequence[str], make: Make) -> list[Cell]:
-    """Cells in an order that gives a first table early and stays with one fold's lists as long as it can."""
-    return [
-        _cell(campaign, make, seed, lists, row)
-        for seed in range(campaign.order.seeds)
-        for lists in campaign.lists
-        for row in rows
-    ]
-
-
-def _cell(campaign: Campaign, make: Make, seed: int, lists: Fold, row: str) -> Cell:
-    order = campaign.order
-    setting = Setting(
-        dataset=campaign.dataset,
-        recipe=order.recipe,
-        path=lists.path,
-        fold=lists.path_fold,
-        seed=seed,
-        scaling=lists.scaling,
-        levels=lists.levels,
-        device=campaign.device,
-        threads=1 if order.jobs > 1 else 0,
-        epochs=order.epochs,
-        paper_protocol=order.paper_protocol,
-    )
-    work, scaled = make(row, setting, lists)
-    folder = campaign.out / "runs" / row / f"fold{lists.fold}-seed{seed}"
-    return Cell(row, lists.fold, seed, folder, scaled, work)
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return (self.folder / "report.json").is_file()
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _default_name(kind: str, dataset: str | None, source: str, order: Order) -> str:
-    what = dataset or ("-".join(source.split(":")) if not Path(source).exists() else Path(source).resolve().name)
-    return f"{kind}-{what}-{order.recipe}{'-paper-protocol' if order.paper_protocol else ''}"
-
-
-def _settings(order: Order, dataset: str | None, source: str, device: str) -> dict[str, Any]:
-    return {
-        "dataset": dataset or order.dataset,
+def open_experiment(request: Request, kind: str, *, quiet: bool) -> Experiment:
+    """The folder that was asked for, with its lists read; `kind` begins its name where none was given."""
+    one_of("--recipe", request.recipe, TABLE_RECIPES)
+    whole("--seeds", request.seeds, 1)
+    whole("--jobs", request.jobs, 1)
+    if request.epochs is not None:
+        whole("--epochs", request.epochs, 1)
+    device = resolve(Config(train=Train(device=request.device))).train.device
+    dataset, source = find_source(request.dataset, request.data)
+    numbers = choose_folds(source, dataset, request.folds)
+    out = request.out or Path("runs") / _default_name(kind, dataset, source, request)
+    settings = {
+        "dataset": dataset or request.dataset,
         "data": absolute(source),
-        "recipe": order.recipe,
-        "paper_protocol": order.paper_protocol,
-        "epochs": order.epochs,
+        "recipe": request.recipe,
+        "paper_protocol": request.paper_protocol,
+        "epochs": request.epochs,
         "device": device,
     }
+    with _settled(out, settings):
+        folds = tuple(_read(out / "data", source, dataset, number, request, quiet) for number in numbers)
+    return Experiment(request, out, dataset, source, device, folds)
+
+
+def _default_name(kind: str, dataset: str | None, source: str, request: Request) -> str:
+    what = dataset or ("-".join(source.split(":")) if not Path(source).exists() else Path(source).resolve().name)
+    return f"{kind}-{what}-{request.recipe}{'-paper-protocol' if request.paper_protocol else ''}"
 
 
 @contextlib.contextmanager
-def _occupied(out: Path, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Make the table's folder or go on in it, alone; what it was begun with. Other settings are refused.
-
-    Where the data lie is told, not refused here. A new table none of whose lists could be read leaves nothing behind.
-    """
+def _settled(out: Path, settings: dict[str, Any]) -> Iterator[None]:
+    """Make the folder or go on in it; other settings are refused. A new folder none of whose lists can be read is removed."""
     file = out / "settings.json"
-    made = [path for path in (out, *out.parents) if not path.exists()]
     new = not file.exists()
+    made = [path for path in (out, *out.parents) if not path.exists()]
     if new:
         if out.exists() and (not out.is_dir() or any(path.name[0] != "." for path in out.iterdir())):
             raise ValueError(f"{out} exists and holds no table; expected a new folder; choose another --out")
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(file, (json.dumps(settings, indent=2) + "\n").encode())
-    found = _settings_in(file)
-    for key, value in settings.items():
-        if found.get(key) != value and key != "data":
-            raise ValueError(
-                f"the table in {out} was begun with {key} = {found.get(key)!r} and now {value!r} was asked for; expected "
-                "the same settings; choose another --out"
-            )
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another command is at work on the table in {out}; wait for it, or choose another --out"
-            ) from None
-        try:
-            yield found
-        finally:
-            if new and not any((out / "data").glob("fold*.json")):
-                _take_away(out, made)
+    else:
+        _expect_same(file, settings)
+    try:
+        yield
+    except BaseException:
+        if new and not any((out / "data").glob("fold*.json")):
+            shutil.rmtree(out / "data", ignore_errors=True)
+            file.unlink()
+            with contextlib.suppress(OSError):  # of a folder that holds something else
+                for path in made:
+                    path.rmdir()
+        raise
 
 
-def _settings_in(file: Path) -> dict[str, Any]:
+def _expect_same(file: Path, settings: dict[str, Any]) -> None:
     try:
         found = json.loads(file.read_text())
     except ValueError:
         found = None
-    if not isinstance(found, dict) or not isinstance(found.get("data"), str):
+    if not isinstance(found, dict):
         raise ValueError(
             f"{file} is damaged; expected the settings that a table was begun with, in JSON; put a copy of it back, or choose "
             "another --out"
         )
-    return found
+    for key, value in settings.items():
+        if found.get(key) != value:
+            raise ValueError(
+                f"the table in {file.parent} was begun with {key} = {found.get(key)!r} and now {value!r} was asked for; "
+                "expected the same settings; choose another --out"
+            )
 
 
-def _take_away(out: Path, made: Sequence[Path]) -> None:
-    """What `_occupied` and a reading that failed left in a folder, and the folders made for it."""
-    shutil.rmtree(out / "data", ignore_errors=True)
-    for name in ("settings.json", ".lock"):
-        (out / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # of a folder that holds something else
-        for path in made:
-            path.rmdir()
-
-
-def _read(folder: Path, source: str, dataset: str | None, fold: int, order: Order, quiet: bool) -> Fold:
+def _read(folder: Path, source: str, dataset: str | None, fold: int, request: Request, quiet: bool) -> Fold:
     columns = TextColumn(f"reading fold {fold}"), BarColumn(), TimeRemainingColumn()
     with make_bar(*columns, quiet=quiet, transient=True) as bar:
         task = bar.add_task("reading", total=None)
-        return ready(
+        return open_fold(
             folder,
             source,
             dataset,
             fold,
-            full=order.paper_protocol,
+            full=request.paper_protocol,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
 
 
-# --- doing it ---------------------------------------------------------------------------------------------------------
+def trials_of(experiment: Experiment, rows: Sequence[str]) -> list[Trial]:
+    """Trials in an order that gives a first table early and stays with one fold's lists as long as it can."""
+    seeds = range(experiment.request.seeds)
+    return [_trial(experiment, row, fold, seed) for seed in seeds for fold in experiment.folds for row in rows]
 
 
-class Results:
-    """results.jsonl: a line per finished cell, rewritten whole, because a line that was cut short helps nobody."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lines: list[str] = []
-        self.known: dict[tuple[str, int, int], dict[str, Any]] = {}
-        text = path.read_text(errors="replace") if path.exists() else ""
-        for number, words in enumerate(text.split("\n"), 1):
-            try:
-                if words:
-                    self._note(words, json.loads(words))
-            except (ValueError, LookupError, TypeError):
-                if number <= text.count("\n"):
-                    raise ValueError(
-                        f"{path}, line {number}, is damaged; expected a finished cell as JSON; take the line out: what a cell's "
-                        "run reports is written down again"
-                    ) from None
-                print(f"the last line of {path} was cut short and is left out", file=sys.stderr)
-
-    def add(self, entry: dict[str, Any]) -> None:
-        """Append a line."""
-        self._note(json.dumps(entry), entry)
-        write_atomically(self._path, "".join(f"{line}\n" for line in self._lines).encode())
-
-    def _note(self, words: str, entry: dict[str, Any]) -> None:
-        if not {"commit", "seconds"} <= entry.keys():
-            raise ValueError("a cell without an end")
-        self.known[entry["row"], entry["fold"], entry["seed"]] = entry
-        self._lines.append(words)
+def _trial(experiment: Experiment, row: str, fold: Fold, seed: int) -> Trial:
+    request = experiment.request
+    setting = Setting(
+        dataset=experiment.dataset,
+        recipe=request.recipe,
+        path=fold.path,
+        fold=fold.path_fold,
+        seed=seed,
+        scaling=fold.scaling,
+        levels=fold.levels,
+        device=experiment.device,
+        threads=1 if request.jobs > 1 else 0,
+        epochs=request.epochs,
+        paper_protocol=request.paper_protocol,
+    )
+    config = config_of(ROWS[row], setting)
+    scaled = scaled_folder(fold, config.data.scaling if isinstance(config, Config) else fold.scaling)
+    return Trial(row, fold.fold, seed, experiment.out / "runs" / row / f"fold{fold.fold}-seed{seed}", config, scaled)
 
 
-def fill(campaign: Campaign, cells: Sequence[Cell], *, quiet: bool) -> tuple[Results, list[str]]:
-    """Train the cells that are not finished, showing how it goes; a sentence for each that failed."""
-    for cell in cells:
-        check(cell)
-    journal = Results(campaign.out / "results.jsonl")
-    done = [cell for cell in cells if finished(cell)]
-    for cell in done:
-        if (cell.row, cell.fold, cell.seed) not in journal.known:  # it ended as the command was killed
-            journal.add(line(cell))
-    left = [cell for cell in cells if not finished(cell)]
-    failed: list[str] = []
-    started, count = time.perf_counter(), 0
+# --- training ---------------------------------------------------------------------------------------------------------
+
+Results = dict[tuple[str, int, int], dict[str, Any]]  # by row, fold and seed: the line of a finished trial
+
+
+def run_trials(experiment: Experiment, trials: Sequence[Trial], *, quiet: bool) -> tuple[Results, list[str]]:
+    """Train what is not finished, showing how it goes: the lines of all finished trials, and a sentence for each that failed."""
+    for trial in trials:
+        _expect_same_recipe(trial)
+    results = _read_results(experiment.out)
+    _write_results(experiment.out, results)
+    left = [trial for trial in trials if not trial.finished]
+    before, count, failed = len(trials) - len(left), 0, list[str]()
+    started = time.perf_counter()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     try:
-        with make_bar(*columns, quiet=quiet) as bar:
-            task = bar.add_task("cells", total=len(left))
-            for cell, outcome in filled(left, campaign.order.jobs):
+        with (
+            make_bar(*columns, quiet=quiet) as bar,
+            contextlib.closing(_train_all(left, experiment.request.jobs)) as outcomes,
+        ):
+            task = bar.add_task("trials", total=len(left))
+            for trial, outcome in outcomes:
                 count += 1
-                if isinstance(outcome, ValueError):
-                    failed.append(str(outcome))
-                    said = f"failed: {outcome}"
+                if isinstance(outcome, str):
+                    failed.append(outcome)
+                    shown = f"failed: {outcome}"
                 else:
-                    journal.add(outcome)
-                    said = (
-                        f"{cell}: test ndcg@10 {outcome['test']['ndcg@10']['empty=1']:.4f}, {outcome['seconds']:.1f} s"
-                    )
-                bar.update(task, advance=1, description=str(cell))
+                    results[trial.row, trial.fold, trial.seed] = outcome
+                    _write_results(experiment.out, results)
+                    value = outcome["test"]["ndcg@10"]["empty=1"]
+                    shown = f"{trial}: test ndcg@10 {value:.4f}, {outcome['seconds']:.1f} s"
+                bar.update(task, advance=1, description=str(trial))
                 if bar.disable and not quiet:
                     rest = (time.perf_counter() - started) / count * (len(left) - count)
-                    print(f"{len(done) + count}/{len(cells)} {said}; {_spoken(rest)} left", file=sys.stderr, flush=True)
-    except (InterruptedRunError, KeyboardInterrupt) as error:
-        why = str(error) if "was killed" in str(error) else "stopped"
+                    time_left = f"{rest:.0f} s" if rest < 100 else f"{rest / 60:.0f} min"
+                    print(f"{before + count}/{len(trials)} {shown}; {time_left} left", file=sys.stderr, flush=True)
+    except (InterruptedRunError, KeyboardInterrupt, BrokenProcessPool) as error:
+        killed = "a training process was killed, for lack of memory perhaps"
         raise InterruptedRunError(
-            f"{why}; {len(done) + count - len(failed)} of {len(cells)} cells are finished and kept; go on by giving the same "
-            "command again"
+            f"{killed if isinstance(error, BrokenProcessPool) else 'stopped'}; {before + count - len(failed)} of {len(trials)} "
+            "trials are finished and kept; go on by giving the same command again"
         ) from None
-    return journal, failed
+    return results, failed
 
 
-def _spoken(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+def _expect_same_recipe(trial: Trial) -> None:
+    """Refuse a run that was begun with another configuration; threads and the place of the lists may differ."""
+    if isinstance(trial.config, TreeConfig) or not (trial.folder / "config.toml").is_file():
+        return
+    found = load(trial.folder / "config.toml")
+    asked = resolve(trial.config)
+    train = dataclasses.replace(asked.train, threads=found.train.threads)
+    data = dataclasses.replace(asked.data, path=found.data.path)
+    if found != dataclasses.replace(asked, train=train, data=data):
+        raise ValueError(
+            f"{trial.folder} was made with other settings than this version's recipe for {trial.row}; expected the same; "
+            "choose another --out, or remove that folder"
+        )
 
 
-# --- what it adds up to -----------------------------------------------------------------------------------------------
+def _read_results(out: Path) -> Results:
+    """The lines of all finished trials in a table's folder, whoever asked for them."""
+    folders = sorted(file.parent for file in out.glob("runs/*/fold*-seed*/report.json"))
+    lines = map(_line, folders)
+    return {(line["row"], line["fold"], line["seed"]): line for line in lines}
 
 
-def facts_of(campaign: Campaign, cells: Sequence[Cell], journal: Results) -> dict[str, Any]:
-    """What stands above a table: data, recipe, protocol, machine, commits."""
-    dataset, order = campaign.dataset, campaign.order
-    commits = dict.fromkeys(journal.known[cell.row, cell.fold, cell.seed]["commit"] for cell in cells if finished(cell))
-    return {
-        "title": CATALOGUE[dataset].title if dataset else None,
-        "dataset": dataset or order.dataset,
-        "data": campaign.source,
-        "recipe": order.recipe,
-        "recipe_words": _recipe_words(cells),
-        "selection": _selection(order.paper_protocol, any(isinstance(cell.work, Trees) for cell in cells)),
-        "paper_protocol": order.paper_protocol,
-        "folds": [
-            {"fold": of.fold, "counts": of.counts, "differences": list(of.differences), "notes": list(of.notes)}
-            for of in campaign.lists
-        ],
-        "queries": sum(of.counts["test"]["queries"] for of in campaign.lists),
-        "seeds": list(range(order.seeds)),
-        "device": campaign.device,
-        "commits": [commit or "unknown" for commit in commits],
-    }
+def _write_results(out: Path, results: Results) -> None:
+    write_atomically(out / "results.jsonl", "".join(f"{json.dumps(line)}\n" for line in results.values()).encode())
 
 
-def values_of(cells: Sequence[Cell], failed: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
-    """Per-query values [seeds, queries] by row and metric, of the rows all of whose cells are finished."""
-    by_row: dict[str, list[Cell]] = {}
-    for cell in cells:
-        by_row.setdefault(cell.row, []).append(cell)
-    complete = {row: of_row for row, of_row in by_row.items() if all(map(finished, of_row))}
-    if not complete:
-        raise ValueError(f"no row has all of its cells; expected one at least; the first that failed is {failed[0]}")
-    return {row: _values(of_row) for row, of_row in complete.items()}
-
-
-def _values(cells: Sequence[Cell]) -> dict[str, np.ndarray]:
-    """Per-query values [seeds, queries] of each metric, the queries of the folds one after the other."""
-    seeds = sorted({cell.seed for cell in cells})
-    judged = {(cell.seed, cell.fold): kept(cell.folder) for cell in cells}
-    folds = sorted({cell.fold for cell in cells})
-    for fold in folds:
-        if any(judged[seed, fold].query_ids != judged[seeds[0], fold].query_ids for seed in seeds):
-            raise ValueError(f"the runs of fold {fold} were judged on different queries; make the table anew")
-    return {
-        metric: np.stack([np.concatenate([judged[seed, fold].metrics[metric] for fold in folds]) for seed in seeds])
-        for metric in METRICS
-    }
-
-
-def report_on(campaign: Campaign, rows: Sequence[str], cells: Sequence[Cell], file: str, what: str) -> str:
-    """Write an HTML report, the first row its baseline; where it is, or why there is none: an extra is missing, or cells do not fit."""
-    place = campaign.out / file
-    title = f"{what} on {CATALOGUE[campaign.dataset].title if campaign.dataset else campaign.source}"
+def _line(folder: Path) -> dict[str, Any]:
+    """What results.jsonl holds of a finished trial."""
+    file = folder / "report.json"
     try:
-        folders = [campaign.out / "runs" / row for row in rows]
-        report.write(folders, place, title=title, overwrite=True, only=[cell.folder for cell in cells])
-    except (ImportError, ValueError) as error:
-        place.unlink(missing_ok=True)  # an older one would show other cells
-        return f"none: {error}"
-    return str(place)
+        fold, seed = folder.name.removeprefix("fold").split("-seed")
+        report = json.loads(file.read_text())
+        return {
+            "row": folder.parent.name,
+            "fold": int(fold),
+            "seed": int(seed),
+            "run": "/".join(folder.parts[-3:]),
+            **{split: report["metrics"][split] for split in ("vali", "test")},
+            **{key: report[key] for key in ("best_epoch", "epochs", "seconds", "commit")},
+        }
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(
+            f"{file} is damaged; expected what training wrote; remove the folder {folder} and the trial is trained again"
+        ) from None
 
 
-def _recipe_words(cells: Sequence[Cell]) -> str:
-    """What the recipe is, from a configuration it gave."""
-    config = next((cell.work for cell in cells if isinstance(cell.work, Config)), None)
-    if config is None:
-        return "trees alone"
-    model, train = config.model, config.train
-    epochs = f"{train.epochs} epoch{'s' * (train.epochs > 1)}"
-    stop = f"at most {epochs}, stopped early after {train.patience} without a better one"
-    return (
-        f"Transformer of width {model.width}, feed-forward {model.feedforward}, {model.layers} layers, batches of "
-        f"{train.batch_size} lists, {stop if train.patience else epochs}, {train.precision}"
-    )
+def train_trial(trial: Trial) -> dict[str, Any] | str:
+    """Train a trial to its end; its line in results.jsonl, or what went wrong with it alone, such as a loss that is not finite."""
+    try:
+        if isinstance(trial.config, TreeConfig):
+            fit_trees_run(trial.folder, trial.config, raw_splits(trial.config.path, trial.config.fold))
+        else:
+            if not (trial.folder / "config.toml").is_file():
+                begin(trial.config, trial.folder)
+            for _ in advance(trial.folder, read=lambda *_: scaled_splits(trial.scaled)):
+                pass
+        return _line(trial.folder)
+    except (ValueError, MemoryError, RuntimeError) as error:
+        return f"{trial}: {error or 'there is not enough memory'}"
 
 
-def _selection(paper_protocol: bool, trees: bool) -> str:
-    if paper_protocol:
-        also = "; trees with fixed settings" if trees else ""
-        return f"none (--paper-protocol): the last epoch of the full training fold{also}"
-    also = ", for trees the best of four settings" if trees else ""
-    return f"on validation only: the best epoch by ndcg@10{also}; test is judged once"
+def _train_all(trials: Sequence[Trial], jobs: int) -> Generator[tuple[Trial, dict[str, Any] | str], None, None]:
+    """Every trial as it is finished. One job is this process; Ctrl-C and SIGTERM stop all jobs after the step they are at."""
+    if jobs == 1 or len(trials) <= 1:
+        for trial in trials:
+            yield trial, train_trial(trial)
+        return
+    context = multiprocessing.get_context("forkserver")  # processes that inherit no lock and no GPU
+    context.set_forkserver_preload([__name__])
+    stop, running = context.Pipe(duplex=False)  # the workers stop when `running` is closed, by us or by our death
+    pool = ProcessPoolExecutor(min(jobs, len(trials)), context, initializer=_start_worker, initargs=(stop,))
+    with _sigterm_as_ctrl_c():
+        try:
+            futures = {pool.submit(_train_in_worker, trial): trial for trial in trials}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+            pool.shutdown()
+        finally:
+            running.close()
+            pool.shutdown(cancel_futures=True)
+            stop.close()
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+_stopping, _training = threading.Event(), threading.Lock()  # of a worker
+
+
+def _start_worker(stop: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches every process: the first one decides
+    threading.Thread(target=_await_stop, args=(stop,), daemon=True).start()
+
+
+def _await_stop(stop: Connection) -> None:
+    """End this worker when the first process says so or is gone, after the run at hand has saved its place."""
+    wait([stop])
+    _stopping.set()
+    os.kill(os.getpid(), signal.SIGTERM)  # handled by a run that is being trained; trees have nothing to save
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    with _training:
+        os._exit(1)
+
+
+def _train_in_worker(trial: Trial) -> dict[str, Any] | str:
+    with _training:
+        if _stopping.is_set():  # the pool hands out one trial more than it has processes
+            raise InterruptedRunError
+        return train_trial(trial)
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+
+def values_of(
+    trials: Sequence[Trial], metrics: Sequence[str], failed: Sequence[str]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Per-query values [seeds, queries] by row and metric, of the rows all of whose trials are finished."""
+    by_row: dict[str, list[Trial]] = {}
+    for trial in trials:
+        by_row.setdefault(trial.row, []).append(trial)
+    complete = {row: of_row for row, of_row in by_row.items() if all(trial.finished for trial in of_row)}
+    if not complete:
+        raise ValueError(f"no row has all of its trials; expected one at least; the first that failed is {failed[0]}")
+    return {row: _values(of_row, metrics) for row, of_row in complete.items()}
+
+
+def _values(trials: Sequence[Trial], metrics: Sequence[str]) -> dict[str, np.ndarray]:
+    """Per-query values [seeds, queries] of each metric, the queries of the folds one after the other."""
+    found = {(trial.seed, trial.fold): kept(trial.folder) for trial in trials}
+    seeds, folds = sorted({seed for seed, _ in found}), sorted({fold for _, fold in found})
+    for fold in folds:
+        if any(found[seed, fold].query_ids != found[seeds[0], fold].query_ids for seed in seeds):
+            raise ValueError(
+                f"the runs of fold {fold} have different test queries; expected the same; choose another --out"
+            )
+    return {
+        metric: np.stack([np.concatenate([found[seed, fold].metrics[metric] for fold in folds]) for seed in seeds])
+        for metric in metrics
+    }
