@@ -10,7 +10,7 @@ from pathlib import Path
 from rankgrad.kernels import cuda as nvrtc
 
 COMPILER = shutil.which("g++")
-DYNAMIC = "extern __shared__ __align__(16) char shared[];"
+DYNAMIC = "extern __shared__ __align__(16) char memory[];"
 FLAGS = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
 
 
@@ -26,7 +26,7 @@ class Kernel:
     def __init__(self, name, sources, definitions, cluster=1):
         lines = [f"#define {definition.replace('=', ' ')}" for definition in (*definitions, f"CLUSTER={cluster}")]
         lines.append(Path(__file__).with_suffix(".cpp").read_text())
-        memory = "char *shared = reinterpret_cast<char *>(current->home->memory.data());"
+        memory = "char *memory = reinterpret_cast<char *>(current->home->memory.data());"
         lines += [source.read_text().replace(DYNAMIC, memory) for source in sources if source.name != "ptx.cu"]
         lines.append(f"static void call_kernel() {{ call({name}, given); }}")
         path = Path(folder().name, "_".join([name, *definitions]).replace("=", ""))

@@ -1,14 +1,12 @@
 """Sorting with a gradient: NeuralSort, SoftSort, optimal transport, and Sinkhorn scaling.
 
-Every relaxed sort maps scores [..., L] to a matrix [..., L, L] whose row i tells which document stands at rank i; rows
+Every relaxed sort maps scores [..., L] to a matrix [..., L, L] whose row i tells which document is at rank i; rows
 beyond the number n of real documents and the columns of padding are exactly zero. The arithmetic that makes this accurate
-in float32 and the backward passes live in `relaxation`; this module is what a person calls. Imports `masked` and
-`relaxation`.
+in float32 and the backward passes are in `rankgrad.core.sinkhorn`.
 """
 
 import math
 import warnings
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,7 +15,7 @@ from rankgrad.checks import non_negative, positive, whole
 from rankgrad.core.lists import inverse, order_by_score, prepare
 from rankgrad.core.noise import gumbel as gumbel
 from rankgrad.core.sinkhorn import ConvergedMatrix, NeuralSortMatrix, ScaledMatrix, ScaledSort
-from rankgrad.kernels import in_registers
+from rankgrad.kernels import scaled_sort_kernel
 
 
 def neural_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -> Tensor:
@@ -30,14 +28,14 @@ def neural_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0)
     [3.9995, 3.8909, 2.8239, 1.973, 0.9989, 0.3136]
     """
     tau = positive("tau", tau)
-    clean, mask, sound = _clean(scores, mask)
+    clean, mask, valid = _clean(scores, mask)
     order = order_by_score(clean, mask)
     ordered = clean.gather(-1, order)  # [..., L], best first, padding last
     length = ordered.shape[-1]
     counts = mask.sum(-1).reshape(-1)
     matrix = NeuralSortMatrix.apply(ordered.reshape(len(counts), length), counts, tau)
     columns = inverse(order)[..., None, :].expand(*order.shape, length)
-    return _finish(matrix.reshape(columns.shape).gather(-1, columns), sound, scores.dtype)
+    return _finish(matrix.reshape(columns.shape).gather(-1, columns), valid, scores.dtype)
 
 
 def soft_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -> Tensor:
@@ -47,7 +45,7 @@ def soft_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -
     [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     """
     tau = positive("tau", tau)
-    clean, mask, sound = _clean(scores, mask)
+    clean, mask, valid = _clean(scores, mask)
     order = order_by_score(clean, mask)
     ordered = clean.gather(-1, order)
     distance = (ordered[..., :, None] - clean[..., None, :]).abs() / tau  # [..., L, L]
@@ -56,7 +54,7 @@ def soft_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -
     # Padded columns get a weight of exp(-huge) = 0 exactly; a row beyond n is zeroed after the softmax, which stays finite.
     limit = torch.finfo(distance.dtype).max / 4
     weights = torch.where(real, distance.clamp(max=limit / 2), limit).neg().softmax(-1)
-    return _finish(torch.where(real, weights, 0.0), sound, scores.dtype)
+    return _finish(torch.where(real, weights, 0.0), valid, scores.dtype)
 
 
 def ot_sort(
@@ -75,10 +73,10 @@ def ot_sort(
     """
     iters = whole("iters", iters, 1)
     tol = positive("tol", tol)
-    clean, mask, sound = _clean(scores, mask)
+    clean, mask, valid = _clean(scores, mask)
     kernel = neural_sort(clean.double(), mask, tau=tau)
     if kernel.numel() == 0:
-        return _finish(kernel, sound, scores.dtype)
+        return _finish(kernel, valid, scores.dtype)
     flat = kernel.reshape(-1, *kernel.shape[-2:])
     plan = ConvergedMatrix.apply(flat, iters, tol).view(kernel.shape)
     error = torch.where(mask, (plan.detach().sum(-2) - 1).abs(), 0.0).amax()
@@ -88,7 +86,7 @@ def ot_sort(
             "give more iters, a larger tau or a larger tol",
             stacklevel=2,
         )
-    return _finish(plan, sound, scores.dtype)
+    return _finish(plan, valid, scores.dtype)
 
 
 def sinkhorn(matrix: Tensor, *, iters: int = 30, tol: float = 1e-6) -> Tensor:
@@ -128,14 +126,14 @@ def sort_values(
     """scale(P) values, P = NeuralSort of the scores, without keeping P: [..., L] -> [..., L] by rank.
 
     With `transposed`, values are given by rank and come out by document: scale(P^T) values. Inputs are those of
-    `masked.prepare`: clean under the padding. The gradient flows to the scores alone. `backend` is "torch" or "triton", as
+    `rankgrad.core.lists.prepare`: clean under the padding. The gradient flows to the scores alone. `backend` is "torch" or "triton", as
     `rankgrad.kernels.choose` says.
     """
     order = order_by_score(scores, mask)
     ordered = scores.gather(-1, order)
     by_column = values.expand_as(scores) if transposed else values.gather(-1, order)
     length = scores.shape[-1]
-    apply = _scaled_sort_kernel(scores) if backend == "triton" else ScaledSort.apply
+    apply = scaled_sort_kernel if backend == "triton" else ScaledSort.apply
     out = apply(
         ordered.reshape(-1, length),
         mask.sum(-1).reshape(-1),
@@ -148,24 +146,14 @@ def sort_values(
     return out.gather(-1, inverse(order)) if transposed else out
 
 
-def _scaled_sort_kernel(scores: Tensor) -> Callable[..., Tensor]:
-    if in_registers(scores):
-        from rankgrad.kernels.neural_ndcg.short.launch import ScaledSort as Short  # imports triton
-
-        return Short.apply
-    from rankgrad.kernels.neural_ndcg.long.launch import ScaledSort as Long
-
-    return Long.apply
-
-
 def _clean(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores and mask as `prepare` cleans them, of the scores' own width, and which lists are sound."""
+    """Scores and mask as `prepare` cleans them, of the scores' own width, and which lists are valid."""
     no_labels = torch.zeros_like(scores, dtype=torch.bool) if isinstance(scores, Tensor) else scores
     lists = prepare(scores, no_labels, mask, None)
     length = scores.shape[-1]
-    return lists.scores[..., :length], lists.mask[..., :length], lists.sound
+    return lists.scores[..., :length], lists.mask[..., :length], lists.valid
 
 
-def _finish(matrix: Tensor, sound: Tensor, dtype: torch.dtype) -> Tensor:
+def _finish(matrix: Tensor, valid: Tensor, dtype: torch.dtype) -> Tensor:
     """NaN for a list with a bad score (where the CPU's check did not refuse it), and the caller's dtype."""
-    return (matrix * torch.where(sound, 1.0, math.nan).to(matrix.dtype)[..., None, None]).to(dtype)
+    return (matrix * torch.where(valid, 1.0, math.nan).to(matrix.dtype)[..., None, None]).to(dtype)

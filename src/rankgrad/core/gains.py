@@ -4,7 +4,8 @@
     discount  d(j) = 1 / log2(j + 1) at rank j = 1, 2, ..., and 0 below the cut-off k
     max DCG   the DCG@k of the documents sorted by gain
 
-A gain is never negative; a function that gives one makes the list NaN. All in float64: these are vectors, and gains of labels up to 30 must stay exact. Imports nothing of rankgrad.
+A gain is never negative; a function that returns a negative one makes the list NaN. All in float64: these are vectors, and
+gains of labels up to 30 must stay exact.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 Gain = str | Callable[[Tensor], Tensor]
-NO_GAIN = 1024  # from this label on 2^y - 1 is no number: float64 ends below 2^1024
+NO_GAIN = 1024  # from this label on 2^y - 1 overflows: float64 ends below 2^1024
 LARGEST_LABEL = 1000  # whose gain 2^y - 1 float64 still holds when it is summed over a list
 
 
@@ -88,12 +89,12 @@ def stop_chances(labels: Tensor, mask: Tensor, max_label: float) -> Tensor:
     return gains(labels.clamp(max=max_label), mask, "exp2") / 2.0**max_label
 
 
-def normalised_gains(gain_values: Tensor, k: int | None, teaches: Tensor) -> tuple[Tensor, Tensor]:
-    """Gains divided by the list's ideal DCG@k, and which of the lists that teach have one; gains are 0 in all others.
+def normalised_gains(gain_values: Tensor, k: int | None, informative: Tensor) -> tuple[Tensor, Tensor]:
+    """Gains divided by the list's ideal DCG@k, and which informative lists have one; gains are 0 in all others.
 
-    Exactly 0, whatever the gains: what is not finite would be a NaN in the gradient of a list that has none.
+    Exactly 0, whatever the gains: an infinite one would make the gradient of a list that weighs nothing NaN.
     """
     ideal = ideal_dcg(gain_values, k)
-    teaches = teaches & ~(ideal <= 0)  # NaN (gains beyond float64) stays, to be seen
-    divisor = torch.where(teaches, ideal, 1.0)[..., None]
-    return torch.where(teaches[..., None], gain_values / divisor, 0.0), teaches
+    informative = informative & ~(ideal <= 0)  # a NaN (gains beyond float64) is not hidden
+    divisor = torch.where(informative, ideal, 1.0)[..., None]
+    return torch.where(informative[..., None], gain_values / divisor, 0.0), informative

@@ -2,8 +2,7 @@
 
 A batch of lists is three tensors of one shape [..., L]: scores, labels and a mask that is True at real documents. Padding
 may stand anywhere and hold anything, NaN included. `prepare` turns what a caller gave into `Lists`, where the padding
-is zero and can no longer do harm; `reduce` turns one value per list into the loss. Imports nothing of rankgrad but the
-checks of plain arguments and the largest label that has a gain.
+is zero and can no longer do harm; `reduce` turns one value per list into the loss.
 """
 
 import math
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.checks import one_of
-from rankgrad.core.gains import NO_GAIN
+from rankgrad.core.gains import NO_GAIN, Gain, gains
 
 
 class Lists(NamedTuple):
@@ -22,7 +21,7 @@ class Lists(NamedTuple):
     scores: Tensor  # [..., L] ([..., L, K] for several units), float32 or float64
     labels: Tensor  # [..., L] float64, so that whole numbers and powers of two stay exact
     mask: Tensor  # [..., L] bool, True = a real document
-    sound: Tensor  # [...] bool, False where a real document holds a bad value: such a list comes out as NaN
+    valid: Tensor  # [...] bool, False where a real document holds a bad value: the result of such a list is NaN
 
     @property
     def counts(self) -> Tensor:
@@ -30,11 +29,21 @@ class Lists(NamedTuple):
         return self.mask.sum(-1)
 
 
-def inspect(scores: Tensor, labels: Tensor, mask: Tensor | None, check: bool | None, *, gain: object = None) -> None:
-    """Refuse what `prepare` would refuse, and compute nothing else: for kernels that clean their inputs themselves."""
+def check_for_kernel(
+    scores: Tensor, labels: Tensor, mask: Tensor | None, *, gain: Gain, reduction: str, check: bool | None
+) -> str | Tensor:
+    """Refuse what the torch path would refuse, before a kernel that cleans its inputs itself; returns its gain.
+
+    "exp2" and "linear" are known to the kernels by name; a function of the labels becomes its values, [..., L] float64.
+    """
     _check_tensors(scores, labels, mask, False)
-    if _looks(check, scores):
+    if _checks_values(check, scores):
         prepare(scores, labels, mask, True, gain=gain)
+    one_of("reduction", reduction, ("mean", "sum", "none"))
+    if isinstance(gain, str) and gain in ("exp2", "linear"):
+        return gain
+    lists = prepare(scores.detach(), labels, mask, False)
+    return gains(lists.labels, lists.mask, gain)
 
 
 def prepare(
@@ -51,48 +60,47 @@ def prepare(
     `gain="exp2"`: labels without a gain 2^y - 1 are bad values too, where values are checked.
     """
     _check_tensors(scores, labels, mask, units)
-    looks = _looks(check, scores)
+    checks_values = _checks_values(check, scores)
     mask = torch.ones_like(labels, dtype=torch.bool) if mask is None else _recordable(mask)
-    if labels.shape[-1] == 0:  # a column of padding spares everything below the case of no column at all
+    if labels.shape[-1] == 0:  # one column of padding, so that nothing below has to handle a list without columns
         scores = torch.nn.functional.pad(scores, (0, 0, 0, 1) if units else (0, 1))
         labels = torch.nn.functional.pad(labels, (0, 1))
         mask = torch.nn.functional.pad(mask, (0, 1))
     labels = _recordable(labels.detach()).double()
     good_labels = labels.isfinite() & (labels >= 0)
     good_scores = scores.isfinite().all(-1) if units else scores.isfinite()
-    if looks:
+    if checks_values:
         _check_values(scores, good_scores, labels, good_labels, mask)
         if gain == "exp2":
             _check_gains(labels, mask)
     usable = mask & good_scores & good_labels
-    sound = (usable | ~mask).all(-1)
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     return Lists(
         scores=torch.where(usable[..., None] if units else usable, wide, wide.new_zeros(())),
         labels=torch.where(usable, labels, labels.new_zeros(())),
         mask=mask,
-        sound=sound,
+        valid=(usable | ~mask).all(-1),
     )
 
 
-def reduce(values: Tensor, teaches: Tensor, lists: Lists, reduction: str) -> Tensor:
-    """One value per list -> the loss: lists that cannot teach weigh nothing, unsound lists are NaN.
+def reduce(values: Tensor, informative: Tensor, lists: Lists, reduction: str) -> Tensor:
+    """One value per list -> the loss: lists that are not informative weigh nothing, invalid lists are NaN.
 
-    mean = sum of the lists' losses / max(1, number of teaching lists).
+    mean = sum of the lists' losses / max(1, number of informative lists).
     """
     one_of("reduction", reduction, ("mean", "sum", "none"))
-    values = torch.where(teaches, values, torch.zeros_like(values))
+    values = torch.where(informative, values, torch.zeros_like(values))
     values = poison(values, lists)
     if reduction == "none":
         return values
     if reduction == "sum":
         return values.sum()
-    return values.sum() / (teaches | ~lists.sound).sum().clamp(min=1)
+    return values.sum() / (informative | ~lists.valid).sum().clamp(min=1)
 
 
 def poison(values: Tensor, lists: Lists) -> Tensor:
     """NaN, in value and in gradient, for lists with a bad value: loud, never a plausible wrong number."""
-    return values * torch.where(lists.sound, 1.0, math.nan).to(values.dtype)
+    return values * torch.where(lists.valid, 1.0, math.nan).to(values.dtype)
 
 
 def order_by_score(scores: Tensor, mask: Tensor) -> Tensor:
@@ -101,7 +109,7 @@ def order_by_score(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def ranks_by_score(scores: Tensor, mask: Tensor) -> Tensor:
-    """The rank, from 1, at which each document stands, [..., L] int64; padding ranks after every document."""
+    """The rank of each document, from 1, [..., L] int64; padding ranks after every document."""
     return inverse(order_by_score(scores, mask)) + 1
 
 
@@ -121,8 +129,8 @@ def _recordable(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 
-def _looks(check: bool | None, scores: Tensor) -> bool:
-    """Whether values are looked at: as told, else where it stalls nothing."""
+def _checks_values(check: bool | None, scores: Tensor) -> bool:
+    """Whether values are checked: as the caller says, else only on the CPU, where reading them does not stall a device."""
     if not (check is None or isinstance(check, bool)):
         raise ValueError(f"check must be None, True or False, got {check!r}")
     return scores.device.type == "cpu" if check is None else check
@@ -169,7 +177,7 @@ def _check_values(scores: Tensor, good_scores: Tensor, labels: Tensor, good_labe
             place = tuple(bad.nonzero()[0].tolist())
             raise ValueError(
                 f"{name} of real documents must be {expected}, got {tensor[place].tolist()} at index {place}; "
-                "mark padding with mask=False there, or mend the value"
+                "mark padding with mask=False there, or correct the value"
             )
 
 
@@ -178,6 +186,6 @@ def _check_gains(labels: Tensor, mask: Tensor) -> None:
     if bool(bad.any()):
         place = tuple(bad.nonzero()[0].tolist())
         raise ValueError(
-            f"labels of real documents must have a gain 2^y - 1, got {labels[place].item():g} at index {place}, whose gain is no "
-            "number; map your labels to grades such as 0 to 4, or take another gain or loss"
+            f"label {labels[place].item():g} at index {place} is too large for a gain of 2^y - 1, which overflows from "
+            f"{NO_GAIN} on; map your labels to grades such as 0 to 4, or choose another gain or loss"
         )

@@ -1,4 +1,4 @@
-"""Randomness of the losses: always the caller's, by a generator or as given noise. Imports nothing of rankgrad."""
+"""Randomness of the losses: always the caller's, by a generator or as given noise."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The arithmetic of relaxed sorting: NeuralSort and Sinkhorn with hand-written backward passes. Imports nothing of rankgrad.
+"""The arithmetic of relaxed sorting: NeuralSort and Sinkhorn with hand-written backward passes.
 
 Two ideas carry this module (both for one list of n documents, scores sorted descending).
 

@@ -1,7 +1,7 @@
-"""Twins of the mathematics and of parts of a training step, in Triton and CUDA C++, and which path a tensor gets.
+"""Kernels in Triton and CUDA C++: one function for each computation that has them, and which path a tensor gets.
 
-Imports nothing of rankgrad, and triton only when used. A twin of a loss computes the same values and gradients as its torch
-path, in float32, without an [L, L] tensor. `choose` decides:
+A kernel is the twin of a torch path: same arguments, same values and gradients, computed in float32, without an [L, L]
+tensor. `choose` decides between the two:
 
     backend="torch"    the torch path, always
     backend="triton"   the kernels, or a ValueError that says why they cannot run
@@ -14,15 +14,95 @@ tests run, and far slower than the torch path.
 
 import importlib.util
 import os
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from rankgrad.kernels._autograd import with_gradient
+from rankgrad.kernels.encoder import reference
+
 LARGEST_HEAD = 128  # wider heads of attention would not fit the registers
-LONGEST_IN_REGISTERS = 256  # documents: a relaxed sort keeps the matrix of such a list; longer ones go tile by tile
+LONGEST_IN_REGISTERS = (
+    256  # documents: the matrix of such a list fits the registers; longer lists are done tile by tile
+)
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def neural_ndcg_kernel(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    *,
+    k: int | None,
+    tau: float,
+    gain: str | Tensor,
+    iters: int,
+    tol: float,
+    transposed: bool,
+    reduction: str,
+) -> Tensor:
+    """`rankgrad.losses.neural.neural_ndcg` without samples, or its transposed form; a gain may be a tensor [..., L]."""
+    options = {"k": k, "tau": tau, "gain": gain, "iters": iters, "tol": tol, "transposed": transposed}
+    launch = _relaxed_sort(scores).value_and_gradient
+    return with_gradient(scores, lambda: launch(scores, labels, mask, **options, reduction=reduction))
+
+
+def scaled_sort_kernel(
+    scores: Tensor, counts: Tensor, values: Tensor, tau: float, iters: int, tol: float, transposed: bool
+) -> Tensor:
+    """`rankgrad.core.sinkhorn.ScaledSort`: scale(P) values of sorted scores [B, L], or scale(P^T) values."""
+    return _relaxed_sort(scores).ScaledSort.apply(scores, counts, values, tau, iters, tol, transposed)
+
+
+def pairwise_kernel(
+    name: str,
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    *,
+    k: int | None,
+    gain: str | Tensor,
+    pairs: str,
+    mu: float,
+    reduction: str,
+) -> Tensor:
+    """The loss `name` of `rankgrad.losses.pairwise`; a gain may be a tensor [..., L]."""
+    from rankgrad.kernels.pairs.launch import pairwise
+
+    return with_gradient(
+        scores,
+        lambda: pairwise(name, scores, labels, mask, k=k, gain=gain, pairs=pairs, mu=mu, reduction=reduction),
+    )
+
+
+def approx_ndcg_kernel(
+    scores: Tensor, labels: Tensor, mask: Tensor | None, *, alpha: float, gain: str | Tensor, reduction: str
+) -> Tensor:
+    """`rankgrad.losses.smooth_rank.approx_ndcg`; a gain may be a tensor [..., L]."""
+    from rankgrad.kernels.pairs.launch import approx_ndcg
+
+    return with_gradient(scores, lambda: approx_ndcg(scores, labels, mask, alpha=alpha, gain=gain, reduction=reduction))
+
+
+def encoder_operators(kernel: bool) -> ModuleType:
+    """The operators of a Transformer encoder, `project`, `linear`, `add_norm` and `relu_dropout`, by kernels or by torch."""
+    if not kernel:
+        return reference
+    from rankgrad.kernels.encoder import fused
+
+    return fused
+
+
+def list_attention_kernel(
+    qkv: Tensor, offsets: Tensor, longest: int, dropout: float, seed: Tensor, exact: bool
+) -> Tensor:
+    """Attention within packed lists, see `rankgrad.kernels.encoder.attention`: [T, 3, H, D] -> [T, H, D]."""
+    from rankgrad.kernels.encoder.attention import list_attention
+
+    return list_attention(qkv, offsets, longest, dropout, seed, exact)
 
 
 def choose(backend: str, scores: Tensor) -> str:
@@ -38,7 +118,7 @@ def choose(backend: str, scores: Tensor) -> str:
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f"backend must be one of 'auto', 'torch', 'triton', got {backend!r}")
     if backend == "torch" or not isinstance(scores, Tensor):
-        return "torch"  # what is not a tensor is refused there
+        return "torch"  # whose checks refuse what is not a tensor
     reason = _why_not(scores)
     if not reason:
         # The interpreter is for tests: nobody gets it without asking.
@@ -48,13 +128,8 @@ def choose(backend: str, scores: Tensor) -> str:
     return "torch"
 
 
-def in_registers(scores: Tensor) -> bool:
-    """Whether relaxed sorts of scores [..., L] are for `rankgrad.kernels.neural_ndcg.short.launch`, or for `rankgrad.kernels.neural_ndcg.long.launch`."""
-    return scores.shape[-1] <= LONGEST_IN_REGISTERS
-
-
 def why_none(device: torch.device) -> str:
-    """What keeps kernels from a device; empty if nothing does.
+    """Why there are no kernels for a device; empty if there are.
 
     >>> why_none(torch.device("cpu"))
     'kernels need a CUDA device'
@@ -65,7 +140,7 @@ def why_none(device: torch.device) -> str:
 
 
 def why_no_attention(device: torch.device, head: int) -> str:
-    """What keeps the attention kernel from heads of `head` dimensions on a device; empty if nothing does."""
+    """Why the attention kernel cannot take heads of `head` dimensions on a device; empty if it can."""
     if device.type == "cuda" and head > LARGEST_HEAD:
         return f"the attention kernel takes heads of up to {LARGEST_HEAD} dimensions, got {head}"
     return why_none(device)
@@ -77,7 +152,7 @@ def why_no_compiler(device: torch.device) -> str:
 
 
 def _why_not(scores: Tensor) -> str:
-    """What keeps the kernels from these scores, as half a sentence; empty if nothing does."""
+    """Why the kernels cannot take these scores, as half a sentence; empty if they can."""
     if scores.device.type != "cuda" and not (scores.device.type == "cpu" and _interpreted()):
         return f"the scores are on {scores.device}; move them to a CUDA device, or use backend='auto'"
     if scores.dtype not in _DTYPES:
@@ -93,3 +168,14 @@ def _why_not(scores: Tensor) -> str:
 
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _relaxed_sort(scores: Tensor) -> ModuleType:
+    """The relaxed sort of lists as long as these."""
+    if scores.shape[-1] <= LONGEST_IN_REGISTERS:
+        from rankgrad.kernels.neural_ndcg.short import launch as short
+
+        return short
+    from rankgrad.kernels.neural_ndcg.long import launch as long
+
+    return long

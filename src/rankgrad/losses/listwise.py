@@ -1,4 +1,4 @@
-"""Listwise losses: the whole list against its labels. A list teaches with two documents, one of them relevant (y > 0)."""
+"""Listwise losses: the whole list against its labels. A list is informative with two documents, one of them relevant (y > 0)."""
 
 import torch
 from torch import Tensor
@@ -89,7 +89,7 @@ def listmle(
     """
     one_of("ties", ties, ("group", "random"))
     if noise is not None and ties == "group":
-        raise ValueError("noise must be None for ties='group', which breaks no ties; say ties='random'")
+        raise ValueError("noise must be None for ties='group', which breaks no ties; pass ties='random' to use it")
     lists = prepare(scores, labels, mask, check)
     keys = lists.labels.masked_fill(~lists.mask, torch.inf)  # padding last: the sums below never reach it
     if ties == "random":
@@ -109,11 +109,11 @@ def listmle(
 
 def _cross_entropy(lists: Lists, target: Tensor, reduction: str) -> Tensor:
     """-sum_j target_j log softmax(s)_j, the target 0 under the padding."""
-    teaches = has_relevant(lists.labels, lists.mask)
-    target = torch.where(teaches[..., None], target, 0.0)  # one beyond floats would be NaN in a gradient that is 0
+    informative = has_relevant(lists.labels, lists.mask)
+    target = torch.where(informative[..., None], target, 0.0)  # an infinite target would make a zero gradient NaN
     log_probabilities = torch.where(lists.mask, log_softmax(lists.scores, lists.mask), 0.0)
     values = -(target.to(lists.scores.dtype) * log_probabilities).sum(-1)
-    return reduce(values, teaches, lists, reduction)
+    return reduce(values, informative, lists, reduction)
 
 
 def _uniform(lists: Lists, shape: torch.Size, generator: torch.Generator | None, noise: Tensor | None) -> Tensor:

@@ -1,7 +1,7 @@
 """Pairwise losses: sums over pairs of documents of w_ij softplus(s_j - s_i), the weights w detached.
 
-A list teaches if it has a pair with different labels. With a cut-off `k` a pair counts if at least one of the two stands
-in the current top k (`pairs="any"`, as LightGBM, XGBoost and TF-Ranking have it) or only if both do (`pairs="both"`, as the
+A list is informative if it has a pair with different labels. With a cut-off `k` a pair counts if at least one of the two
+is in the current top k (`pairs="any"`, as LightGBM, XGBoost and TF-Ranking have it) or only if both do (`pairs="both"`, as the
 paper's reference code has it: there a relevant document below rank k gets no gradient at all).
 
 `backend` chooses between the torch path and its Triton twin, which keeps no [L, L] tensor: see `rankgrad.kernels`.
@@ -15,9 +15,8 @@ from torch.nn import functional
 
 from rankgrad.checks import cutoff, non_negative, one_of
 from rankgrad.core.gains import Gain, discounts, gains, normalised_gains
-from rankgrad.core.lists import Lists, prepare, ranks_by_score, reduce
-from rankgrad.kernels import choose
-from rankgrad.losses.fused import pairwise
+from rankgrad.core.lists import Lists, check_for_kernel, prepare, ranks_by_score, reduce
+from rankgrad.kernels import choose, pairwise_kernel
 from rankgrad.losses.informative import has_pair
 
 
@@ -39,9 +38,7 @@ def ranknet(
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
     if choose(backend, scores) == "triton":
-        return pairwise(
-            "ranknet", scores, labels, mask, k=k, gain="linear", pairs=pairs, reduction=reduction, check=check
-        )
+        return _by_kernel("ranknet", scores, labels, mask, k, "linear", pairs, reduction, check)
     lists = prepare(scores, labels, mask, check)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     return _sum_over_pairs(lists, counted.to(lists.scores.dtype), reduction)
@@ -66,9 +63,7 @@ def lambdarank(
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
     if choose(backend, scores) == "triton":
-        return pairwise(
-            "lambdarank", scores, labels, mask, k=k, gain=gain, pairs=pairs, reduction=reduction, check=check
-        )
+        return _by_kernel("lambdarank", scores, labels, mask, k, gain, pairs, reduction, check)
     lists = prepare(scores, labels, mask, check, gain=gain)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     weights = _gain_gaps(lists, k, gain) * _discount_gaps(lists)
@@ -96,9 +91,7 @@ def ndcg_loss1(
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
     if choose(backend, scores) == "triton":
-        return pairwise(
-            "ndcg_loss1", scores, labels, mask, k=k, gain=gain, pairs=pairs, reduction=reduction, check=check
-        )
+        return _by_kernel("ndcg_loss1", scores, labels, mask, k, gain, pairs, reduction, check)
     lists = prepare(scores, labels, mask, check, gain=gain)
     others = ~torch.eye(lists.mask.shape[-1], dtype=torch.bool, device=scores.device)
     counted = _real_pairs(lists) & others & _top_pairs(lists, k, pairs)
@@ -127,9 +120,7 @@ def ndcg_loss2(
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
     if choose(backend, scores) == "triton":
-        return pairwise(
-            "ndcg_loss2", scores, labels, mask, k=k, gain=gain, pairs=pairs, reduction=reduction, check=check
-        )
+        return _by_kernel("ndcg_loss2", scores, labels, mask, k, gain, pairs, reduction, check)
     lists = prepare(scores, labels, mask, check, gain=gain)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     weights = _gain_gaps(lists, k, gain) * _distance_weights(lists)
@@ -156,13 +147,27 @@ def ndcg_loss2pp(
     """
     k, pairs, mu = cutoff(k), one_of("pairs", pairs, ("any", "both")), non_negative("mu", mu)
     if choose(backend, scores) == "triton":
-        return pairwise(
-            "ndcg_loss2pp", scores, labels, mask, k=k, gain=gain, pairs=pairs, reduction=reduction, check=check, mu=mu
-        )
+        return _by_kernel("ndcg_loss2pp", scores, labels, mask, k, gain, pairs, reduction, check, mu)
     lists = prepare(scores, labels, mask, check, gain=gain)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     weights = _gain_gaps(lists, k, gain) * (_discount_gaps(lists) + mu * _distance_weights(lists))
     return _sum_over_pairs(lists, counted * weights, reduction)
+
+
+def _by_kernel(
+    name: str,
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    k: int | None,
+    gain: Gain,
+    pairs: str,
+    reduction: str,
+    check: bool | None,
+    mu: float = 0.0,
+) -> Tensor:
+    gain_values = check_for_kernel(scores, labels, mask, gain=gain, reduction=reduction, check=check)
+    return pairwise_kernel(name, scores, labels, mask, k=k, gain=gain_values, pairs=pairs, mu=mu, reduction=reduction)
 
 
 def _sum_over_pairs(lists: Lists, weights: Tensor, reduction: str) -> Tensor:
@@ -193,7 +198,7 @@ def _top_pairs(lists: Lists, k: int | None, pairs: str) -> Tensor:
 
 
 def _gains(lists: Lists, k: int | None, gain: Gain) -> Tensor:
-    """G_i, 0 in lists that do not teach, [..., L] float64."""
+    """G_i, 0 in lists that are not informative, [..., L] float64."""
     return normalised_gains(gains(lists.labels, lists.mask, gain), k, has_pair(lists.labels, lists.mask))[0]
 
 

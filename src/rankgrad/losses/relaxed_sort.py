@@ -1,4 +1,4 @@
-"""Values in relaxed order of the scores: perturb, sort, scale. What every loss of direct.py stands on."""
+"""Values in relaxed order of the scores: perturb, sort, scale. The base of every loss in `losses.neural`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from rankgrad.sorting import neural_sort, sinkhorn, sort_values
 Sort = Callable[..., Tensor]
 
 
-class Relaxation(NamedTuple):
+class SortOptions(NamedTuple):
     """How the scores are perturbed, sorted and scaled; `rankgrad.losses.neural` says what each field means."""
 
     tau: float
@@ -31,16 +31,11 @@ class Relaxation(NamedTuple):
     backend: str
 
     @property
-    def fused(self) -> bool:
-        """Whether value and gradient of NeuralNDCG come from one kernel."""
-        return self.backend == "triton" and not self.stochastic
-
-    @property
     def stochastic(self) -> bool:
         """Whether a leading dimension of samples exists."""
         return self.samples is not None or self.noise is not None
 
-    def checked(self, scores: Tensor) -> "Relaxation":
+    def checked(self, scores: Tensor) -> "SortOptions":
         """The same with the backend these scores get, or a ValueError that names the argument."""
         if not callable(self.sort):
             raise ValueError(f"sort must be a function such as rankgrad.sorting.neural_sort, got {self.sort!r}")
@@ -59,7 +54,7 @@ class Relaxation(NamedTuple):
         elif isinstance(scores, Tensor):
             backend = choose(self.backend, scores)
         else:
-            backend = "torch"  # `prepare` refuses such scores
+            backend = "torch"  # whose checks refuse such scores
         return self._replace(
             tau=positive("tau", self.tau),
             iters=whole("sinkhorn_iters", self.iters, 0),
@@ -71,20 +66,20 @@ class Relaxation(NamedTuple):
 
 
 def relaxed(
-    lists: Lists, values: Tensor, relaxation: Relaxation, shape: torch.Size, *, transposed: bool = False
+    lists: Lists, values: Tensor, options: SortOptions, shape: torch.Size, *, transposed: bool = False
 ) -> Tensor:
     """scale(P) values, or scale(P^T) values; samples are a new leading dimension."""
     scores, mask = lists.scores, lists.mask
-    if relaxation.stochastic:
-        scores = _perturbed(lists, relaxation, shape)  # [S, ..., L]
+    if options.stochastic:
+        scores = _perturbed(lists, options, shape)  # [S, ..., L]
         mask = mask.expand_as(scores)
     values = values.to(scores.dtype).expand_as(scores)
-    tau, iters, tol = relaxation.tau, relaxation.iters, relaxation.tol
-    if relaxation.sort is neural_sort:
+    tau, iters, tol = options.tau, options.iters, options.tol
+    if options.sort is neural_sort:
         return sort_values(
-            scores, values, mask, tau=tau, iters=iters, tol=tol, transposed=transposed, backend=relaxation.backend
+            scores, values, mask, tau=tau, iters=iters, tol=tol, transposed=transposed, backend=options.backend
         )
-    matrix = relaxation.sort(scores, mask, tau=tau)
+    matrix = options.sort(scores, mask, tau=tau)
     if not isinstance(matrix, Tensor) or matrix.shape != (*scores.shape, scores.shape[-1]):
         came = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
         raise ValueError(f"sort must return a matrix [..., L, L] for scores {tuple(scores.shape)}, got {came}")
@@ -92,27 +87,27 @@ def relaxed(
     return (scaled * values[..., None, :]).sum(-1)
 
 
-def _perturbed(lists: Lists, relaxation: Relaxation, shape: torch.Size) -> Tensor:
+def _perturbed(lists: Lists, options: SortOptions, shape: torch.Size) -> Tensor:
     """Noisy copies of the scores, [S, ..., L]; `shape` is that of the caller's labels, which noise must repeat."""
-    scores, mask, beta = lists.scores, lists.mask, relaxation.beta
-    if relaxation.noise is None:
-        assert relaxation.samples is not None
-        noise = gumbel((relaxation.samples, *scores.shape), scores, relaxation.generator)
+    scores, mask, beta = lists.scores, lists.mask, options.beta
+    if options.noise is None:
+        assert options.samples is not None
+        noise = gumbel((options.samples, *scores.shape), scores, options.generator)
     else:
-        if relaxation.noise.shape[1:] != shape:
+        if options.noise.shape[1:] != shape:
             raise ValueError(
                 f"noise must have the shape [S, ...] with the scores' {tuple(shape)} after the samples, "
-                f"got {tuple(relaxation.noise.shape)}"
+                f"got {tuple(options.noise.shape)}"
             )
-        noise = relaxation.noise.detach().to(scores.dtype)
+        noise = options.noise.detach().to(scores.dtype)
         noise = noise if shape[-1] else noise.new_zeros(len(noise), *scores.shape)
         refuse_bad_noise(noise, mask)
     noise = beta * torch.where(mask, noise, 0.0)
-    if not relaxation.log_scores:
+    if not options.log_scores:
         return torch.where(mask, scores + noise, 0.0)
     lowest = scores.masked_fill(~mask, torch.finfo(scores.dtype).max).amin(-1, keepdim=True)
     # The lowest score's own shift is constant: letting 1 / eps enter its gradient only to cancel would drown the rest.
     at_lowest = ~mask | (scores <= lowest)
     shifted = torch.where(at_lowest, 1e-10, scores - lowest + 1e-10)
-    scale = beta if relaxation.perturb == "paper" else 1.0
+    scale = beta if options.perturb == "paper" else 1.0
     return torch.where(mask, scale * shifted.log() + noise, 0.0)

@@ -1,6 +1,6 @@
 """Smoothed ranks: ApproxNDCG and SoftRank put a differentiable rank, or a distribution of it, into the NDCG formula.
 
-loss = -(1 / maxDCG@k) sum_j g(y_j) E[d(rank_j)]. A list teaches with two documents, one of them relevant (y > 0).
+loss = -(1 / maxDCG@k) sum_j g(y_j) E[d(rank_j)]. A list is informative with two documents, one of them relevant (y > 0).
 """
 
 import math
@@ -12,9 +12,8 @@ from torch.nn import functional
 
 from rankgrad.checks import cutoff, one_of, positive
 from rankgrad.core.gains import Gain, discounts, gains, normalised_gains
-from rankgrad.core.lists import Lists, prepare, reduce
-from rankgrad.kernels import choose
-from rankgrad.losses import fused
+from rankgrad.core.lists import Lists, check_for_kernel, prepare, reduce
+from rankgrad.kernels import approx_ndcg_kernel, choose
 from rankgrad.losses.informative import has_relevant
 
 EXACT_LIMIT = 512  # documents: the recursion costs O(n^3)
@@ -39,7 +38,8 @@ def approx_ndcg(
     """
     alpha = positive("alpha", alpha)
     if choose(backend, scores) == "triton":
-        return fused.approx_ndcg(scores, labels, mask, alpha=alpha, gain=gain, reduction=reduction, check=check)
+        gain_values = check_for_kernel(scores, labels, mask, gain=gain, reduction=reduction, check=check)
+        return approx_ndcg_kernel(scores, labels, mask, alpha=alpha, gain=gain_values, reduction=reduction)
     lists = prepare(scores, labels, mask, check, gain=gain)
     beaten = torch.sigmoid(alpha * _ahead(lists.scores))  # [..., j, i]
     ranks = 1 + torch.where(_others(lists), beaten, 0.0).sum(-1)
@@ -79,7 +79,7 @@ def soft_rank(
             f"method='exact' takes lists of up to {EXACT_LIMIT} documents, got {length}; use method='gaussian' for long lists"
         )
     beaten = torch.special.ndtr(_ahead(lists.scores) / (sigma * math.sqrt(2)))
-    beaten = torch.where(_others(lists), beaten, 0.0)  # probability that i stands before j, [..., j, i]
+    beaten = torch.where(_others(lists), beaten, 0.0)  # probability that i ranks before j, [..., j, i]
     by_rank = discounts(length, k, scores.device).to(lists.scores.dtype)
     if method == "gaussian":
         expected = _gaussian(beaten, by_rank, lists.counts)
@@ -95,7 +95,7 @@ def _without_padding(lists: Lists) -> Lists:
     width = max(1, int(lists.counts.max()))
     order = (~lists.mask).to(torch.int8).argsort(dim=-1, stable=True)[..., :width]
     scores, labels, mask = (tensor.gather(-1, order) for tensor in lists[:3])
-    return Lists(scores, labels, mask, lists.sound)
+    return Lists(scores, labels, mask, lists.valid)
 
 
 def _ahead(scores: Tensor) -> Tensor:
@@ -111,9 +111,9 @@ def _others(lists: Lists) -> Tensor:
 
 def _loss(lists: Lists, discount: Tensor, k: int | None, gain: Gain, reduction: str) -> Tensor:
     relevant = has_relevant(lists.labels, lists.mask)
-    gain_values, teaches = normalised_gains(gains(lists.labels, lists.mask, gain), k, relevant)
+    gain_values, informative = normalised_gains(gains(lists.labels, lists.mask, gain), k, relevant)
     values = -(gain_values.to(discount.dtype) * discount).sum(-1)
-    return reduce(values, teaches, lists, reduction)
+    return reduce(values, informative, lists, reduction)
 
 
 def _gaussian(beaten: Tensor, by_rank: Tensor, counts: Tensor) -> Tensor:
@@ -161,9 +161,7 @@ class _RankBinomial(torch.autograd.Function):
             for win in wins[:-1]:
                 distributions.append(_add_rival(distributions[-1], win))
             for offset in range(len(wins) - 1, -1, -1):
-                step = functional.pad(
-                    value[..., 1:] - value[..., :-1], (0, 1)
-                )  # rank n + 1 does not exist: nobody goes there
+                step = functional.pad(value[..., 1:] - value[..., :-1], (0, 1))  # there is no rank n + 1
                 out[..., start + offset] = (distributions[offset] * step).sum(-1) * grad
                 value = value + step * wins[offset][..., None]
         return out, None

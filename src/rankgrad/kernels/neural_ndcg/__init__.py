@@ -1,1 +1,1 @@
-"""NeuralNDCG: short lists in Triton (short) or CUDA C++ clusters (hopper), lists of any length tile by tile (long)."""
+"""NeuralNDCG: lists of up to 256 documents in Triton (short) or CUDA C++ (hopper), longer ones tile by tile (long)."""

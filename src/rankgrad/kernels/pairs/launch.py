@@ -5,7 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rankgrad.kernels._autograd import computed
 from rankgrad.kernels.pairs.summary import (
     DISCOUNT,
     GAIN_OVER_IDEAL,
@@ -16,13 +15,13 @@ from rankgrad.kernels.pairs.summary import (
     RELEVANT,
     SCORE,
     VALUE_SCALE,
-    about,
-    region,
+    counters,
+    per_document,
+    per_list,
     steps_of,
     summarise,
-    tickets,
+    total_weight,
     values_of,
-    weight,
     wide,
 )
 
@@ -41,47 +40,37 @@ def pairwise(
     pairs: str,
     mu: float,
     reduction: str,
-) -> Tensor:
-    """The loss `name` of rankgrad.losses.pairwise, scores [..., L] -> scalar; a gain may be a tensor like the labels."""
-
-    def compute() -> tuple[Tensor, Tensor]:
-        grid, gradient, loss = _results(scores, reduction)
-        real = scores if mask is None else mask.contiguous()
-        with torch.cuda.device_of(scores):
-            work = summarise(scores, labels, mask, gain=gain, k=k, teaches=PAIR, blocks=grid[1])
-            _pairs[grid](
-                real, work, gradient, loss, scores.shape[-1], 0 if k is None else k, mu,
-                KIND=KINDS[name], TOP=0 if k is None else (1 if pairs == "any" else 2), MASKED=mask is not None,
-                REDUCTION=reduction, BI=_BI, BJ=_BJ, num_warps=4, enable_fp_fusion=True,
-            )  # fmt: skip
-        return loss, gradient
-
-    return computed(scores, compute)
+) -> tuple[Tensor, Tensor]:
+    """The loss `name` of `rankgrad.losses.pairwise` of scores [..., L], and d loss / d scores in float32."""
+    grid, gradient, loss = _results(scores, reduction)
+    real = scores if mask is None else mask.contiguous()
+    with torch.cuda.device_of(scores):
+        work = summarise(scores, labels, mask, gain=gain, k=k, informative=PAIR, blocks=grid[1])
+        _pairs[grid](
+            real, work, gradient, loss, scores.shape[-1], 0 if k is None else k, mu,
+            KIND=KINDS[name], TOP=0 if k is None else (1 if pairs == "any" else 2), MASKED=mask is not None,
+            REDUCTION=reduction, BI=_BI, BJ=_BJ, num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+    return loss, gradient
 
 
 def approx_ndcg(
     scores: Tensor, labels: Tensor, mask: Tensor | None, *, alpha: float, gain: str | Tensor, reduction: str
-) -> Tensor:
-    """`rankgrad.losses.smooth_rank.approx_ndcg`, scores [..., L] -> scalar; a gain may be a tensor like the labels."""
-
-    def compute() -> tuple[Tensor, Tensor]:
-        grid, gradient, loss = _results(scores, reduction)
-        real = scores if mask is None else mask.contiguous()
-        with torch.cuda.device_of(scores):
-            work = summarise(
-                scores, labels, mask, gain=gain, k=None, teaches=RELEVANT, blocks=grid[1], alpha=alpha
-            )  # fmt: skip
-            _approx[grid](
-                real, work, gradient, loss, scores.shape[-1], alpha,
-                MASKED=mask is not None, REDUCTION=reduction, BI=_BI, BJ=_BJ, num_warps=4, enable_fp_fusion=True,
-            )  # fmt: skip
-        return loss, gradient
-
-    return computed(scores, compute)
+) -> tuple[Tensor, Tensor]:
+    """`rankgrad.losses.smooth_rank.approx_ndcg` of scores [..., L], and d loss / d scores in float32."""
+    grid, gradient, loss = _results(scores, reduction)
+    real = scores if mask is None else mask.contiguous()
+    with torch.cuda.device_of(scores):
+        work = summarise(scores, labels, mask, gain=gain, k=None, informative=RELEVANT, blocks=grid[1], alpha=alpha)
+        _approx[grid](
+            real, work, gradient, loss, scores.shape[-1], alpha,
+            MASKED=mask is not None, REDUCTION=reduction, BI=_BI, BJ=_BJ, num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+    return loss, gradient
 
 
 def _results(scores: Tensor, reduction: str) -> tuple[tuple[int, int], Tensor, Tensor]:
-    """Lists and blocks of documents; room for the gradient and the loss."""
+    """The grid (lists and blocks of documents), and tensors for the gradient and the loss."""
     length = scores.shape[-1]
     gradient = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
     loss = gradient.new_empty(scores.shape[:-1] if reduction == "none" else ())
@@ -97,18 +86,18 @@ def _real(mask, at, inside, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _end(work, loss, gradient, at, inside, real, total, slope, b, block, L, REDUCTION: tl.constexpr):
-    """Store a block's value and gradient; whoever is last adds all values, in their order."""
+def _finish(work, loss, gradient, at, inside, real, total, slope, b, block, L, REDUCTION: tl.constexpr):
+    """Store a block's value and gradient; the last program to finish adds all values, in their order."""
     lists = tl.num_programs(0)
     blocks = tl.num_programs(1)
     values = values_of(work, lists, L)
-    scale = tl.load(about(work, lists, L, GRAD_SCALE) + b)
+    scale = tl.load(per_list(work, lists, L, GRAD_SCALE) + b)
     if REDUCTION == "mean":
-        scale = scale / tl.load(weight(work, lists, L))
+        scale = scale / tl.load(total_weight(work, lists, L))
     tl.store(gradient + at, tl.where(real, slope * scale, 0.0), mask=inside)
-    tl.store(values + b.to(tl.int64) * blocks + block, total * tl.load(about(work, lists, L, VALUE_SCALE) + b))
-    tl.debug_barrier()  # the value is written before the ticket is
-    if tl.atomic_add(tickets(work, lists, L) + 1, 1) == lists * blocks - 1:
+    tl.store(values + b.to(tl.int64) * blocks + block, total * tl.load(per_list(work, lists, L, VALUE_SCALE) + b))
+    tl.debug_barrier()  # the value is written before the block is counted as done
+    if tl.atomic_add(counters(work, lists, L) + 1, 1) == lists * blocks - 1:
         result = tl.zeros([128], dtype=tl.float32)
         for start in range(0, lists, 128):
             other = start + tl.arange(0, 128)
@@ -123,7 +112,7 @@ def _end(work, loss, gradient, at, inside, real, total, slope, b, block, L, REDU
         if REDUCTION == "sum":
             tl.store(loss, tl.sum(result, axis=0))
         if REDUCTION == "mean":
-            tl.store(loss, tl.sum(result, axis=0) / tl.load(weight(work, lists, L)))
+            tl.store(loss, tl.sum(result, axis=0) / tl.load(total_weight(work, lists, L)))
 
 
 @triton.jit
@@ -149,11 +138,11 @@ def _pairs(
     b = tl.program_id(0)
     block = tl.program_id(1)
     lists = tl.num_programs(0)
-    scores = region(work, lists, L, SCORE)
-    labels = wide(region(work, lists, L, LABEL))
-    rank = region(work, lists, L, RANK).to(tl.pointer_type(tl.int32), bitcast=True)
-    gain = region(work, lists, L, GAIN_OVER_IDEAL)
-    discount = region(work, lists, L, DISCOUNT)
+    scores = per_document(work, lists, L, SCORE)
+    labels = wide(per_document(work, lists, L, LABEL))
+    rank = per_document(work, lists, L, RANK).to(tl.pointer_type(tl.int32), bitcast=True)
+    gain = per_document(work, lists, L, GAIN_OVER_IDEAL)
+    discount = per_document(work, lists, L, DISCOUNT)
     steps = steps_of(work, lists, L)
     base = b.to(tl.int64) * L
     i = block * BI + tl.arange(0, BI)
@@ -218,7 +207,7 @@ def _pairs(
                 value += tl.where(above, w * cost, 0.0)
                 slope += tl.where(above | below, w * pull, 0.0)
     total = tl.sum(tl.sum(value, axis=0), axis=0)
-    _end(work, loss, gradient, base + i, in_i, real_i, total, tl.sum(slope, axis=0), b, block, L, REDUCTION)
+    _finish(work, loss, gradient, base + i, in_i, real_i, total, tl.sum(slope, axis=0), b, block, L, REDUCTION)
 
 
 @triton.jit
@@ -238,9 +227,9 @@ def _approx(
     b = tl.program_id(0)
     block = tl.program_id(1)
     lists = tl.num_programs(0)
-    scores = region(work, lists, L, SCORE)
-    smooth_rank = region(work, lists, L, RANK)
-    gain = region(work, lists, L, GAIN_OVER_IDEAL)
+    scores = per_document(work, lists, L, SCORE)
+    smooth_rank = per_document(work, lists, L, RANK)
+    gain = per_document(work, lists, L, GAIN_OVER_IDEAL)
     base = b.to(tl.int64) * L
     i = block * BI + tl.arange(0, BI)
     in_i = i < L
@@ -258,4 +247,4 @@ def _approx(
         bend = e / ((1.0 + e) * (1.0 + e))
         slope += tl.where(real_j[:, None], bend * (h_j[:, None] - h_i[None, :]), 0.0)
     total = tl.sum(tl.where(real_i, value, 0.0), axis=0)
-    _end(work, loss, gradient, base + i, in_i, real_i, total, alpha * tl.sum(slope, axis=0), b, block, L, REDUCTION)
+    _finish(work, loss, gradient, base + i, in_i, real_i, total, alpha * tl.sum(slope, axis=0), b, block, L, REDUCTION)

@@ -1,8 +1,8 @@
-"""What the pairwise kernels need of a list first: clean scores, ranks, normalised gains, and whether the list teaches.
+"""What the pairwise kernels need of a list first: clean scores, ranks, normalised gains, and whether it is informative.
 
 Two launches and no sort: ranks by counting (tile by tile, O(L^2) comparisons), then one program per list. Padding may
-stand anywhere and hold anything. Ties keep the input order. Gains, discounts and the ideal DCG are float64 until stored.
-What they leave for the kernels after them lies in one tensor of float32 words, cut by offsets inside the kernels.
+be anywhere and hold anything. Ties keep the input order. Gains, discounts and the ideal DCG are float64 until stored.
+What they leave for the kernels after them is in one workspace tensor of float32 words, cut by offsets inside the kernels.
 """
 
 import torch
@@ -10,9 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PAIR, RELEVANT = 0, 1  # which lists teach: two different labels; or two documents, one relevant, and an ideal DCG
-GAINS = {"exp2": 0, "linear": 1}  # 2 = given as a tensor
-_TAU = (1e-37, 1e37)  # kernels take numbers as float32; beyond these limits a temperature changes nothing any more
+from rankgrad.kernels.summary import (
+    GAINS,
+    cleaned,
+    gains_of,
+    has_relevant,
+    is_positive_or_nan,
+    over_ideal,
+    store_scales,
+)
+
+PAIR, RELEVANT = 0, 1  # which lists are informative: two different labels; or `summary.has_relevant`
 
 # Regions of the workspace of B lists of L documents, in multiples of B L words; documents keep the input order.
 _IDEAL = tl.constexpr(0)  # float64: what a document adds to the ideal DCG, then the gain itself
@@ -22,20 +30,14 @@ SCORE = tl.constexpr(6)  # 0 under the padding
 RANK = tl.constexpr(7)  # int32 from 0, padding last; for ApproxNDCG the smooth rank from 1
 GAIN_OVER_IDEAL = tl.constexpr(8)  # divided by the ideal DCG@k; 0 where a list has none
 DISCOUNT = tl.constexpr(9)  # at the current rank
-LISTS = tl.constexpr(10)  # then a word for each list:
-VALUE_SCALE = tl.constexpr(0)  # 1 where it teaches, 0 where not, NaN where it is unsound,
-GRAD_SCALE = tl.constexpr(1)  # the same, but 0 where an unsound list does not teach,
-WEIGHS = tl.constexpr(2)  # 1 where it counts in the mean;
+_LISTS = tl.constexpr(10)  # then a word for each list, see `summary.store_scales`:
+VALUE_SCALE = tl.constexpr(0)
+GRAD_SCALE = tl.constexpr(1)
+_WEIGHT = tl.constexpr(2)
 _AFTER = tl.constexpr(3)
-STEPS = tl.constexpr(
-    4
-)  # then three words: tickets of lists and blocks that are done, and how many lists count in the mean;
-# then, L words, d(m) - d(m + 1) for a distance m of ranks; then the values, a word for each block of documents
-
-
-def temperature(tau: float) -> float:
-    """A temperature that float32 can hold."""
-    return min(max(tau, _TAU[0]), _TAU[1])
+# then four words: counters of lists and of blocks that are done, how many lists count in the mean, one unused;
+_STEPS = tl.constexpr(4)  # then, L words, d(m) - d(m + 1) for a distance m of ranks;
+# then the values, a word for each block of documents
 
 
 def summarise(
@@ -45,14 +47,14 @@ def summarise(
     *,
     gain: str | Tensor,
     k: int | None,
-    teaches: int,
+    informative: int,
     blocks: int,
     alpha: float | None = None,
 ) -> Tensor:
     """The workspace of scores [..., L] of any dtype the kernels take; `gain` may be a float64 tensor [..., L].
 
-    With `alpha` the smooth ranks of ApproxNDCG are computed instead of the ranks and what hangs on them. `blocks` of a list
-    will leave a value each.
+    With `alpha` the smooth ranks of ApproxNDCG are computed instead of the ranks and what depends on them. Each of a list's
+    `blocks` of documents will store a value.
     """
     length = scores.shape[-1]
     lists = scores.numel() // length
@@ -68,66 +70,52 @@ def summarise(
         BI=block_i, BJ=block_j, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     _summary[(lists,)](
-        scores, labels, real, work, length, TEACHES=teaches, SMOOTH=alpha is not None, MASKED=mask is not None,
+        scores, labels, real, work, length, INFORMATIVE=informative, SMOOTH=alpha is not None, MASKED=mask is not None,
         BLOCK=min(1024, max(16, triton.next_power_of_2(length))), num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return work
 
 
 @triton.jit
-def region(work, lists, L, number):
+def per_document(work, lists, L, number):
     """A region with a word for each document of each list."""
     return work + number * lists.to(tl.int64) * L
 
 
 @triton.jit
-def about(work, lists, L, number):
-    """A region with a word for each list; number 3 is where the tickets are."""
-    return region(work, lists, L, LISTS) + number * lists
+def per_list(work, lists, L, number):
+    """A region with a word for each list; number 3 is what follows the lists."""
+    return per_document(work, lists, L, _LISTS) + number * lists
 
 
 @triton.jit
-def tickets(work, lists, L):
-    """Lists that are summarised, blocks that are done."""
-    return about(work, lists, L, _AFTER).to(tl.pointer_type(tl.int32), bitcast=True)
+def counters(work, lists, L):
+    """How many lists are summarised, and how many blocks are done, [2] int32."""
+    return per_list(work, lists, L, _AFTER).to(tl.pointer_type(tl.int32), bitcast=True)
 
 
 @triton.jit
-def weight(work, lists, L):
-    """Where it says how many lists count in the mean, one at least."""
-    return about(work, lists, L, _AFTER) + 2
+def total_weight(work, lists, L):
+    """How many lists count in the mean, one at least."""
+    return per_list(work, lists, L, _AFTER) + 2
 
 
 @triton.jit
 def steps_of(work, lists, L):
     """d(m) - d(m + 1) for a distance m of ranks, [L]."""
-    return about(work, lists, L, _AFTER) + STEPS
+    return per_list(work, lists, L, _AFTER) + _STEPS
 
 
 @triton.jit
 def values_of(work, lists, L):
     """The value of each block, [B, blocks]."""
-    return about(work, lists, L, _AFTER) + STEPS + L
+    return per_list(work, lists, L, _AFTER) + _STEPS + L
 
 
 @triton.jit
 def wide(pointer):
     """Words read as float64."""
     return pointer.to(tl.pointer_type(tl.float64), bitcast=True)
-
-
-@triton.jit
-def cleaned(scores, labels, real, at, inside, MASKED: tl.constexpr = True):
-    """Score, label, whether the document is real and whether it is bad; zeros where it is bad or padding."""
-    s = tl.load(scores + at, mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(labels + at, mask=inside, other=0).to(tl.float64)
-    if MASKED:
-        here = tl.load(real + at, mask=inside, other=0) != 0
-    else:
-        here = inside
-    good = (tl.abs(s) < float("inf")) & (y >= 0.0) & (y < float("inf"))  # NaN fails every comparison
-    usable = here & good
-    return tl.where(usable, s, 0.0), tl.where(usable, y, 0.0), here, here & (good == 0)
 
 
 @triton.jit
@@ -170,35 +158,31 @@ def _rank(
             first = (same & ahead) | ((same == 0) & real_j[:, None])
             befores += (first & in_j[:, None]).to(tl.int32)
     better = tl.sum(betters, axis=0)
-    if GAIN == 0:
-        g = tl.exp2(y_i) - 1.0
-    else:
-        g = key_i
-    g = tl.where(real_i, g, 0.0)
+    g = gains_of(y_i, real_i, given, base + i, in_i, GAIN)
     part = tl.where(real_i & (better < k), g / tl.log2(better.to(tl.float64) + 2.0), 0.0)
-    tl.store(region(work, lists, L, SCORE) + base + i, s_i, mask=in_i)
-    tl.store(wide(region(work, lists, L, LABEL)) + base + i, y_i, mask=in_i)
-    tl.store(wide(region(work, lists, L, _GAINS)) + base + i, g, mask=in_i)
-    tl.store(wide(region(work, lists, L, _IDEAL)) + base + i, part, mask=in_i)
+    tl.store(per_document(work, lists, L, SCORE) + base + i, s_i, mask=in_i)
+    tl.store(wide(per_document(work, lists, L, LABEL)) + base + i, y_i, mask=in_i)
+    tl.store(wide(per_document(work, lists, L, _GAINS)) + base + i, g, mask=in_i)
+    tl.store(wide(per_document(work, lists, L, _IDEAL)) + base + i, part, mask=in_i)
     if SMOOTH:
-        tl.store(region(work, lists, L, RANK) + base + i, 1.0 + tl.sum(beatens, axis=0), mask=in_i)
+        tl.store(per_document(work, lists, L, RANK) + base + i, 1.0 + tl.sum(beatens, axis=0), mask=in_i)
     else:
-        rank = region(work, lists, L, RANK).to(tl.pointer_type(tl.int32), bitcast=True)
+        rank = per_document(work, lists, L, RANK).to(tl.pointer_type(tl.int32), bitcast=True)
         tl.store(rank + base + i, tl.sum(befores, axis=0), mask=in_i)
     if tl.program_id(0) + tl.program_id(1) == 0:
-        tl.store(tickets(work, lists, L), 0)
-        tl.store(tickets(work, lists, L) + 1, 0)
+        tl.store(counters(work, lists, L), 0)
+        tl.store(counters(work, lists, L) + 1, 0)
 
 
 @triton.jit
 def _summary(
     scores, labels, real, work, L,
-    TEACHES: tl.constexpr, SMOOTH: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
+    INFORMATIVE: tl.constexpr, SMOOTH: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     lists = tl.num_programs(0)
-    ideal = wide(region(work, lists, L, _IDEAL))
-    gains = wide(region(work, lists, L, _GAINS))
+    ideal = wide(per_document(work, lists, L, _IDEAL))
+    gains = wide(per_document(work, lists, L, _GAINS))
     base = b.to(tl.int64) * L
     count = tl.zeros([BLOCK], dtype=tl.int32)
     bad = tl.zeros([BLOCK], dtype=tl.int32)
@@ -217,38 +201,35 @@ def _summary(
     n = tl.sum(count, axis=0)
     top = tl.max(highest, axis=0)
     total = tl.sum(best, axis=0)
-    has_ideal = (total <= 0.0) == 0  # NaN stays, to be seen
-    if TEACHES == 0:
-        teaches = top > tl.min(lowest, axis=0)
+    if INFORMATIVE == 0:
+        informative = top > tl.min(lowest, axis=0)
     else:
-        teaches = (n >= 2) & (top > 0.0) & has_ideal
-    sound = tl.sum(bad, axis=0) == 0
-    one = tl.where(teaches, 1.0, 0.0)
-    tl.store(about(work, lists, L, VALUE_SCALE) + b, tl.where(sound, one, float("nan")))
-    tl.store(about(work, lists, L, GRAD_SCALE) + b, tl.where(sound | (teaches == 0), one, float("nan")))
-    tl.store(about(work, lists, L, WEIGHS) + b, tl.where(sound, one, 1.0))
-    counts = teaches & has_ideal  # a gain that is not finite, of a list that teaches nothing, must not reach the sums
-    safe = tl.where(counts, total, 1.0)
+        informative = has_relevant(n, top, total)
+    scales = per_list(work, lists, L, VALUE_SCALE) + b
+    store_scales(scales, scales + lists, scales + 2 * lists, informative, tl.sum(bad, axis=0) == 0)
+    has_gains = informative & is_positive_or_nan(total)
     for start in range(0, L, BLOCK):
         i = start + tl.arange(0, BLOCK)
         in_i = i < L
         at = base + i
         g = tl.load(gains + at, mask=in_i, other=0.0)
-        g = tl.where(counts, g / safe, 0.0).to(tl.float32)
-        tl.store(region(work, lists, L, GAIN_OVER_IDEAL) + at, g, mask=in_i)
+        g = over_ideal(g, total, has_gains).to(tl.float32)
+        tl.store(per_document(work, lists, L, GAIN_OVER_IDEAL) + at, g, mask=in_i)
         if not SMOOTH:
-            rank = region(work, lists, L, RANK).to(tl.pointer_type(tl.int32), bitcast=True)
+            rank = per_document(work, lists, L, RANK).to(tl.pointer_type(tl.int32), bitcast=True)
             place = tl.load(rank + at, mask=in_i, other=0).to(tl.float64)
-            tl.store(region(work, lists, L, DISCOUNT) + at, (1.0 / tl.log2(place + 2.0)).to(tl.float32), mask=in_i)
+            tl.store(
+                per_document(work, lists, L, DISCOUNT) + at, (1.0 / tl.log2(place + 2.0)).to(tl.float32), mask=in_i
+            )
             if b == 0:
                 m = tl.maximum(i, 1).to(tl.float64)
                 step = 1.0 / tl.log2(m + 1.0) - 1.0 / tl.log2(m + 2.0)
                 tl.store(steps_of(work, lists, L) + i, tl.where(i > 0, step, 0.0).to(tl.float32), mask=in_i)
-    tl.debug_barrier()  # whether this list counts is written before its ticket is
-    if tl.atomic_add(tickets(work, lists, L), 1) == lists - 1:
+    tl.debug_barrier()  # the list's weight is written before it is counted as done
+    if tl.atomic_add(counters(work, lists, L), 1) == lists - 1:
         counted = tl.zeros([BLOCK], dtype=tl.float32)
         for start in range(0, lists, BLOCK):
             other = start + tl.arange(0, BLOCK)
-            at = about(work, lists, L, WEIGHS) + other
+            at = per_list(work, lists, L, _WEIGHT) + other
             counted += tl.load(at, mask=other < lists, other=0.0, cache_modifier=".cg")
-        tl.store(weight(work, lists, L), tl.maximum(tl.sum(counted, axis=0), 1.0))
+        tl.store(total_weight(work, lists, L), tl.maximum(tl.sum(counted, axis=0), 1.0))

@@ -1,4 +1,4 @@
-// All rounds of Sinkhorn, the walk back and d/d scores of lists of up to N documents in one launch: see `rankgrad.kernels.neural_ndcg.hopper.launch`.
+// All rounds of Sinkhorn, the backward pass through them and d/d scores of lists of up to N documents in one launch: see `rankgrad.kernels.neural_ndcg.hopper.launch`.
 //
 // Compiled with TRANSPOSED (0 or 1). A block holds 128 rows of K in registers; lists of more than 128 documents have two, a cluster. A
 // warp has 16 rows, its lanes 2 x 16 tiles of 8 rows and N / 16 columns: row sums end inside a warp, column sums go through
@@ -22,12 +22,12 @@ struct Place {  // of a thread
     __device__ int columns(int g) const { return g * 64 + lane % 16 * 4; }
 };
 
-struct Room {  // in shared memory
+struct Shared {  // what is in shared memory
     double *prefix;   // [2, N + 1] A and W of the list; at the end sums of columns
     u64 *arrived;     // [2] barriers, by parity of the exchange
-    float *mail;      // [2, N] likewise
+    float *inbox;     // [2, N] what the other block sent, likewise
     float *partial;   // [2, WARPS, N] sums of columns by warp
-    float *few;       // [WARPS]
+    float *by_warp;   // [WARPS]
     float *by_row, *by_column;   // [M], [N] what the last matrix is multiplied by
     float *left;                 // [2, M] row sums
     float *edges;                // [N] the first plus the last rank of the same score
@@ -109,7 +109,7 @@ __device__ __forceinline__ float over_warps(const Place &me, const float *partia
     return even + odd;
 }
 
-// Whoever calls it again puts a barrier between: `partial` is read after the one in here.
+// A caller must put a barrier between two calls: `partial` is read after the barrier in here.
 __device__ __forceinline__ float column_sums(const Place &me, const float (&K)[R][4 * G], const float (&p)[R], float *partial) {
     float part[4 * G];
 #pragma unroll
@@ -126,19 +126,19 @@ __device__ __forceinline__ float column_sums(const Place &me, const float (&K)[R
 
 // What thread j of the other block gives for `part`. A phase of a barrier cannot be missed: the other block sends twice more only after
 // all of this block have sent once more.
-__device__ __forceinline__ float swapped(const Place &me, float part, u32 &number, const Room &room) {
-    const float *box = room.mail + (number % 2) * N + me.thread;
-    u64 *barrier = room.arrived + number % 2;
-    send(part, box, barrier, 1 - me.block);
+__device__ __forceinline__ float swapped(const Place &me, float part, u32 &number, const Shared &shared) {
+    const float *inbox = shared.inbox + (number % 2) * N + me.thread;
+    u64 *barrier = shared.arrived + number % 2;
+    send(part, inbox, barrier, 1 - me.block);  // the same place in the other block
     if (me.thread == 0) expect<4 * N>(barrier);
     await(barrier, (number - 1) / 2 % 2);
     ++number;
-    return *static_cast<const volatile float *>(box);
+    return *static_cast<const volatile float *>(inbox);
 }
 
 // Both blocks' sums. Adding commutes, so both get the same bits.
-__device__ __forceinline__ float over_blocks(const Place &me, float part, u32 &number, const Room &room) {
-    return BLOCKS == 2 ? part + swapped(me, part, number, room) : part;
+__device__ __forceinline__ float over_blocks(const Place &me, float part, u32 &number, const Shared &shared) {
+    return BLOCKS == 2 ? part + swapped(me, part, number, shared) : part;
 }
 
 // K of this thread, before the rows are divided by their sums. `prefix` holds A and -2 W in units of log 2.
@@ -174,12 +174,12 @@ __device__ __forceinline__ void add(const Place &me, float (&terms)[R][8], const
 
 // entry(r, c) = dz of 8 x 8 entries summed over a warp's rows, as it is and times r_i - rho_j: to, or added to, both halves of `partial`.
 template <bool MORE, typename Entry>
-__device__ __forceinline__ void sum_entries(const Place &me, const Room &room, int g, Entry entry) {
+__device__ __forceinline__ void sum_entries(const Place &me, const Shared &shared, int g, Entry entry) {
     const int first = me.block * M + me.rows();
     float column[8], slope[8];
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
-        const float edges = room.edges[me.columns(g + c / 4) + c % 4];
+        const float edges = shared.edges[me.columns(g + c / 4) + c % 4];
         column[c] = slope[c] = 0.0f;
 #pragma unroll
         for (int r = 0; r < R; ++r) {
@@ -188,16 +188,16 @@ __device__ __forceinline__ void sum_entries(const Place &me, const Room &room, i
             slope[c] = fmaf(edges - 2 * (first + r), z, slope[c]);
         }
     }
-    over_rows<MORE>(me, column, g, room.partial);
-    over_rows<MORE>(me, slope, g, room.partial + WARPS * N);
+    over_rows<MORE>(me, column, g, shared.partial);
+    over_rows<MORE>(me, slope, g, shared.partial + WARPS * N);
 }
 
 // The sums of dz over a warp's rows. The row sums of K dK are known, they are the adjoints left at the start: taken out first, so
 // that nothing large cancels; what rounding left of them is taken out last.
-__device__ __forceinline__ void logits_gradient(const Place &me, const Room &room, const float (&K)[R][4 * G], int done,
+__device__ __forceinline__ void logits_gradient(const Place &me, const Shared &shared, const float (&K)[R][4 * G], int done,
                                                 float left) {
     float rest[R], p[R];
-    to_rows(me, left, room.left, p);
+    to_rows(me, left, shared.left, p);
 #pragma unroll
     for (int r = 0; r < R; ++r) rest[r] = 0.0f;
 #pragma unroll
@@ -206,22 +206,22 @@ __device__ __forceinline__ void logits_gradient(const Place &me, const Room &roo
 #pragma unroll
         for (int r = 0; r < R; ++r)
 #pragma unroll
-            for (int c = 0; c < 8; ++c) terms[r][c] = room.left[me.rows() + r];
-        add(me, terms, room.by_row, room.by_column, g);
+            for (int c = 0; c < 8; ++c) terms[r][c] = shared.left[me.rows() + r];
+        add(me, terms, shared.by_row, shared.by_column, g);
 #pragma unroll 1
         for (int t = 0; t < done; ++t) {  // what K was multiplied by, and the adjoint of the product: two products a round
-            add(me, terms, room.row_a + (t + TRANSPOSED) * M, room.column_b + t * N, g);
-            add(me, terms, room.row_b + t * M, room.column_a + (t + 1 - TRANSPOSED) * N, g);
+            add(me, terms, shared.row_a + (t + TRANSPOSED) * M, shared.column_b + t * N, g);
+            add(me, terms, shared.row_b + t * M, shared.column_a + (t + 1 - TRANSPOSED) * N, g);
         }
-        sum_entries<false>(me, room, g, [&](int r, int c) {
+        sum_entries<false>(me, shared, g, [&](int r, int c) {
             const float z = K[r][4 * g + c] * -terms[r][c];
             rest[r] += z;
             return z;
         });
     }
-    to_rows(me, over_lanes(me, rest), room.left + M, p);
+    to_rows(me, over_lanes(me, rest), shared.left + M, p);
 #pragma unroll
-    for (int g = 0; g < G; g += 2) sum_entries<true>(me, room, g, [&](int r, int c) { return K[r][4 * g + c] * -p[r]; });
+    for (int g = 0; g < G; g += 2) sum_entries<true>(me, shared, g, [&](int r, int c) { return K[r][4 * g + c] * -p[r]; });
 }
 
 // sum_k sign(s_j - s_k) x_k for the thread of column j: all lower scores less all higher ones. `sums` is [N + 1 + WARPS].
@@ -236,65 +236,65 @@ __device__ __forceinline__ float lower_less_higher(const Place &me, float x, int
 extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)
     neural_ndcg(float *work, float *gradient, float *loss, int lists, int L, int iters, float tol, float tau, int depth,
                 int reduction) {
-    extern __shared__ __align__(16) char shared[];
-    Room room;
-    room.prefix = reinterpret_cast<double *>(shared);
-    room.arrived = reinterpret_cast<u64 *>(room.prefix + 2 * (N + 1));
-    room.mail = reinterpret_cast<float *>(room.arrived + 2);
-    room.partial = room.mail + 2 * N;
-    room.few = room.partial + 2 * WARPS * N;
-    room.by_row = room.few + WARPS;
-    room.left = room.by_row + M;
-    room.by_column = room.left + 2 * M;
-    room.edges = room.by_column + N;
-    room.row_a = room.edges + N;
-    room.row_b = room.row_a + (iters + 1) * M;
-    room.column_a = room.row_b + iters * M;
-    room.column_b = room.column_a + (iters + 1) * N;
+    extern __shared__ __align__(16) char memory[];
+    Shared shared;
+    shared.prefix = reinterpret_cast<double *>(memory);
+    shared.arrived = reinterpret_cast<u64 *>(shared.prefix + 2 * (N + 1));
+    shared.inbox = reinterpret_cast<float *>(shared.arrived + 2);
+    shared.partial = shared.inbox + 2 * N;
+    shared.by_warp = shared.partial + 2 * WARPS * N;
+    shared.by_row = shared.by_warp + WARPS;
+    shared.left = shared.by_row + M;
+    shared.by_column = shared.left + 2 * M;
+    shared.edges = shared.by_column + N;
+    shared.row_a = shared.edges + N;
+    shared.row_b = shared.row_a + (iters + 1) * M;
+    shared.column_a = shared.row_b + iters * M;
+    shared.column_b = shared.column_a + (iters + 1) * N;
 
     const int list = blockIdx.x / BLOCKS;
     int thread = threadIdx.x, block = blockIdx.x % BLOCKS;
     keep(thread), keep(block);
     const Place me = {thread, thread / 32, thread % 32, block};
-    const Pages pages(work, L);
-    float *page = pages[list];
-    const int n = *pages.count(page);
+    const Records records(work, L);
+    float *record = records[list];
+    const int n = *records.count(record);
     const bool real_i = me.rank() < n, real_j = thread < n;
-    const int word = thread < L ? pages.order(page)[thread] : 0;
+    const int word = thread < L ? records.order(record)[thread] : 0;
     const int first = (word >> 8) & 255, last = (word >> 16) & 255;
 
-    const float gain = real_j ? pages.gains(page)[thread] : 0.0f;
-    const float value_scale = page[VALUE_SCALE];
+    const float gain = real_j ? records.gains(record)[thread] : 0.0f;
+    const float value_scale = record[VALUE_SCALE];
     float weight = 1.0f;
     if (reduction == MEAN) {  // how many lists count
         weight = 0.0f;
-        for (int b = thread; b < lists; b += THREADS) weight += pages[b][WEIGHS];
-        weight = fmaxf(over_block(weight, room.few), 1.0f);
+        for (int b = thread; b < lists; b += THREADS) weight += records[b][WEIGHT];
+        weight = fmaxf(over_block(weight, shared.by_warp), 1.0f);
     }
-    const float grad_scale = page[GRAD_SCALE] / (tau * weight);
-    if (thread < N) room.edges[thread] = first + last, room.column_a[thread] = 1.0f;
+    const float grad_scale = record[GRAD_SCALE] / (tau * weight);
+    if (thread < N) shared.edges[thread] = first + last, shared.column_a[thread] = 1.0f;
     for (int at = thread; at < 2 * (N + 1); at += THREADS)
-        room.prefix[at] = pages.prefix(page)[at] * (at <= N ? LOG2_E : -2.0 * LOG2_E);
-    if (thread == 0 && BLOCKS == 2) make_barrier(room.arrived), make_barrier(room.arrived + 1);
+        shared.prefix[at] = records.prefix(record)[at] * (at <= N ? LOG2_E : -2.0 * LOG2_E);
+    if (thread == 0 && BLOCKS == 2) make_barrier(shared.arrived), make_barrier(shared.arrived + 1);
     __syncthreads();
     float K[R][4 * G], p8[R], q16[4 * G];
-    weights(me, room.prefix, n, K);
+    weights(me, shared.prefix, n, K);
 #pragma unroll
     for (int c = 0; c < 4 * G; ++c) q16[c] = 1.0f;
-    to_rows(me, inverse(row_sums(me, K, q16), real_i), room.by_row, p8);
+    to_rows(me, inverse(row_sums(me, K, q16), real_i), shared.by_row, p8);
 #pragma unroll
     for (int r = 0; r < R; ++r)
 #pragma unroll
         for (int c = 0; c < 4 * G; ++c) K[r][c] *= p8[r];
 
     float p = real_i ? 1.0f : 0.0f, q = real_j ? 1.0f : 0.0f;
-    to_rows(me, p, room.row_a, p8);
+    to_rows(me, p, shared.row_a, p8);
     meet();  // the other block is there, and its barriers ready
 
     u32 number = 1;  // of the next exchange
     int done = 0;
     for (; done < iters; ++done) {
-        float new_p = p, *next_p = room.row_a + (done + 1) * M, *next_q = room.column_a + (done + 1) * N;
+        float new_p = p, *next_p = shared.row_a + (done + 1) * M, *next_q = shared.column_a + (done + 1) * N;
         bool near = done > 0 && tol > 0.0f;
         if (TRANSPOSED) {
             const float sums = row_sums(me, K, q16);
@@ -302,14 +302,14 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
             new_p = inverse(sums, real_i);
             to_rows(me, new_p, next_p, p8);
         }
-        const float part = column_sums(me, K, p8, room.partial);
+        const float part = column_sums(me, K, p8, shared.partial);
         float sums;
         if (TRANSPOSED && BLOCKS == 2) {  // sums are not negative: the sign says what the block's rows say
-            const float theirs = swapped(me, copysignf(part, near ? -1.0f : 1.0f), number, room);
+            const float theirs = swapped(me, copysignf(part, near ? -1.0f : 1.0f), number, shared);
             near = near && signbit(theirs);
             sums = part + fabsf(theirs);
         } else {
-            sums = over_blocks(me, part, number, room);
+            sums = over_blocks(me, part, number, shared);
             if (!TRANSPOSED) near = near && (!real_j || fabsf(q * sums - 1.0f) < tol);
         }
         const float new_q = inverse(sums, real_j);
@@ -326,51 +326,51 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
 
     // the result is sum_ij r_i p_i K_ij q_j d_j; from here on adjoints of log p and log q
     const float r = real_i && me.rank() < depth ? -1.0f / log2f(me.rank() + 2.0f) : 0.0f;
-    if (thread < N) room.by_column[thread] = -q * gain;
+    if (thread < N) shared.by_column[thread] = -q * gain;
     __syncthreads();
-    from_columns(me, room.by_column, q16);
+    from_columns(me, shared.by_column, q16);
     float p_bar = -r * p * row_sums(me, K, q16);
-    const float part_value = over_block(p_bar, room.few) * 0.5f;
-    to_rows(me, p * r, room.by_row, p8);
-    float q_bar = gain * q * over_blocks(me, column_sums(me, K, p8, room.partial), number, room);
+    const float part_value = over_block(p_bar, shared.by_warp) * 0.5f;
+    to_rows(me, p * r, shared.by_row, p8);
+    float q_bar = gain * q * over_blocks(me, column_sums(me, K, p8, shared.partial), number, shared);
     __syncthreads();  // `partial` is read
     for (int t = done - 1; t >= 0; --t) {
-        float *row_b = room.row_b + t * M, *column_b = room.column_b + t * N;
+        float *row_b = shared.row_b + t * M, *column_b = shared.column_b + t * N;
         if (TRANSPOSED) {
-            p = room.row_a[(t + 1) * M + me.row()];
+            p = shared.row_a[(t + 1) * M + me.row()];
             if (thread < N) column_b[thread] = q * q_bar;
             __syncthreads();
             from_columns(me, column_b, q16);
             p_bar = p * (p_bar - p * row_sums(me, K, q16));
             to_rows(me, p_bar, row_b, p8);
-            q = thread < N ? room.column_a[t * N + thread] : 0.0f;
-            q_bar = -q * over_blocks(me, column_sums(me, K, p8, room.partial), number, room);
+            q = thread < N ? shared.column_a[t * N + thread] : 0.0f;
+            q_bar = -q * over_blocks(me, column_sums(me, K, p8, shared.partial), number, shared);
             p_bar = 0.0f;
         } else {
-            q = thread < N ? room.column_a[(t + 1) * N + thread] : 0.0f;
+            q = thread < N ? shared.column_a[(t + 1) * N + thread] : 0.0f;
             to_rows(me, p * p_bar, row_b, p8);
-            q_bar = q * (q_bar - q * over_blocks(me, column_sums(me, K, p8, room.partial), number, room));
+            q_bar = q * (q_bar - q * over_blocks(me, column_sums(me, K, p8, shared.partial), number, shared));
             if (thread < N) column_b[thread] = q_bar;
             __syncthreads();
             from_columns(me, column_b, q16);
-            p = room.row_a[t * M + me.row()];
+            p = shared.row_a[t * M + me.row()];
             p_bar = -p * row_sums(me, K, q16);
             q_bar = 0.0f;
         }
     }
-    const float value = over_blocks(me, part_value, number, room);
+    const float value = over_blocks(me, part_value, number, shared);
     __syncthreads();  // every vector of every round is there
 
-    logits_gradient(me, room, K, done, p_bar);
+    logits_gradient(me, shared, K, done, p_bar);
     __syncthreads();
-    const float by_column = over_blocks(me, over_warps(me, room.partial), number, room);
-    float by_slope = over_blocks(me, over_warps(me, room.partial + WARPS * N), number, room);
+    const float by_column = over_blocks(me, over_warps(me, shared.partial), number, shared);
+    float by_slope = over_blocks(me, over_warps(me, shared.partial + WARPS * N), number, shared);
     if (me.block == 0) {
-        by_slope -= lower_less_higher(me, by_column, first, last, n, room.prefix);
-        if (thread == 0) page[VALUE] = value * value_scale;
+        by_slope -= lower_less_higher(me, by_column, first, last, n, shared.prefix);
+        if (thread == 0) record[VALUE] = value * value_scale;
         if (thread < L) gradient[static_cast<size_t>(list) * L + (word & 255)] = real_j ? by_slope * grad_scale : 0.0f;
     }
-    meet();  // nobody writes into a block that is gone
+    meet();  // no block may end while the other still writes into it
     if (me.block != 0) return;
     if (reduction == NONE) {
         if (thread == 0) loss[list] = value * value_scale;
@@ -381,11 +381,11 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
         __threadfence();
         final = atomicAdd(reinterpret_cast<int *>(work) + 1, 1) == lists - 1;
     }
-    if (__syncthreads_or(final)) {  // whoever is last adds the values of all lists, in their order
+    if (__syncthreads_or(final)) {  // the last block to finish adds the values of all lists, in their order
         __threadfence();
         float sum = 0.0f;
-        for (int b = thread; b < lists; b += THREADS) sum += __ldcg(pages[b] + VALUE);
-        sum = over_block(sum, room.few);
+        for (int b = thread; b < lists; b += THREADS) sum += __ldcg(records[b] + VALUE);
+        sum = over_block(sum, shared.by_warp);
         if (thread == 0) *loss = sum / weight;
     }
 }

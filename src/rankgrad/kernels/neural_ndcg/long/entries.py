@@ -25,8 +25,8 @@ depends on the other document alone is multiplied into its vector by the launch 
 import triton
 import triton.language as tl
 
-# what `long_lists` tabulates of each document: relative to the first document of its chunk or run, for blocks before it; and (+ 1) to
-# the last, for blocks after it
+# what `windows` tabulates of each document: relative to the first document of its chunk or run, for blocks before it; and (+ 1)
+# relative to the last, for blocks after it
 _DISTANCE = tl.constexpr(0)  # d within its chunk of columns
 _RATIO = tl.constexpr(2)  # exp(-2 |d|)
 COLUMN = tl.constexpr(4)  # exp(-2 e)

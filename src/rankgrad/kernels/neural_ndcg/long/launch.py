@@ -11,12 +11,12 @@ The plain form ends with (p_T, q_T). The transposed form begins with a row step,
 bisection: about 16 / sqrt(gap) wide for scores `gap` apart. Only these are visited. Equal scores have no window: all n^2.
 
 *One launch per half-round*, one program per block of rows or columns; a stopped list's programs return at once. Forward saves
-p_t, q_t (float64) and the moments R_t = sum_i (r_i - rho_j) p_{t-1,i} E_ij, 3 T + 2 vectors in all; the way back is
+p_t, q_t (float64) and the moments R_t = sum_i (r_i - rho_j) p_{t-1,i} E_ij, 3 T + 2 vectors in all; the backward pass is
 
     x = p_t abar (row step t):     cbar = -q_t (E' x),       sbar -= q_t sum_i (r_i - rho_j) x_i E_ij
     y = q_t cbar (column step t):  abar = -p_{t-1} (E y),    sbar -= y R_t
 
-and ends with cbar of the start, the column sums of dz, which reach the scores through b: `long_lists.finish`.
+and ends with cbar of the start, the column sums of dz, which reach the scores through b: `windows.finish`.
 """
 
 from typing import Any, NamedTuple
@@ -25,15 +25,14 @@ import torch
 import triton
 from torch import Tensor
 
-from rankgrad.kernels._autograd import Attach
 from rankgrad.kernels.neural_ndcg.long.rounds import columns_kernel, products_kernel, rows_kernel
-from rankgrad.kernels.neural_ndcg.long.windows import Sorted, finish, judge, survey
+from rankgrad.kernels.neural_ndcg.long.windows import Sorted, find_windows, finish, sort_lists
 
-FIRST_HALF, SECOND_HALF, RESULT, END, BACK = range(5)  # what a launch does: see `long_rounds.rows_kernel`
+FIRST_HALF, SECOND_HALF, RESULT, END, BACK = range(5)  # what a launch does: see `rounds.rows_kernel`
 
 
 class Tiles(NamedTuple):
-    """How a program's entries lie: see `long_entries`. Blocks must be whole chunks, of columns and of rows."""
+    """How a program's entries are laid out: see `entries`. Blocks must be whole chunks, of columns and of rows."""
 
     R: int = 16
     G: int = 4
@@ -91,7 +90,7 @@ class ScaledSort(torch.autograd.Function):
         """[B, L] float32 scores (sorted), counts [B], values [B, L] -> [B, L]."""
         length = scores.shape[-1]
         with torch.cuda.device_of(scores):
-            lists = survey(scores.contiguous(), counts.to(torch.int32), tau, TILES)
+            lists = find_windows(scores.contiguous(), counts.to(torch.int32), tau, TILES)
             rounds = scale(lists, iters, tol, transposed)
             values = torch.nn.functional.pad(values.double(), (0, lists.shape[-1] - length))
             out = result(lists, rounds, values, transposed)
@@ -111,12 +110,12 @@ class ScaledSort(torch.autograd.Function):
         by_rank, by_document = (values, given) if transposed else (given, values)
         out = torch.empty_like(grad, memory_format=torch.contiguous_format)
         with torch.cuda.device_of(grad):
-            slope, by_column, _ = walk_back(lists, rounds, by_rank, by_document, lists.real, transposed)
+            slope, by_column, _ = backward_pass(lists, rounds, by_rank, by_document, lists.real, transposed)
             finish(lists, slope, by_column, None, None, out, tau)
         return out, None, None, None, None, None, None
 
 
-def neural_ndcg(
+def value_and_gradient(
     scores: Tensor,
     labels: Tensor,
     mask: Tensor | None,
@@ -128,30 +127,33 @@ def neural_ndcg(
     tol: float,
     transposed: bool,
     reduction: str,
-) -> Tensor:
-    """`rankgrad.losses.neural.neural_ndcg`, or its transposed form: value and gradient at once, [..., L] -> scalar."""
+) -> tuple[Tensor, Tensor]:
+    """NeuralNDCG of scores [..., L], or its transposed form, and d loss / d scores in float32."""
     length = scores.shape[-1]
-    with torch.no_grad(), torch.cuda.device_of(scores):
-        judged = judge(
-            scores.detach().reshape(-1, length),
-            labels.detach().reshape(-1, length),
+    with torch.cuda.device_of(scores):
+        ndcg = sort_lists(
+            scores.reshape(-1, length),
+            labels.reshape(-1, length),
             None if mask is None else mask.reshape(-1, length),
             gain=gain.reshape(-1, length) if isinstance(gain, Tensor) else gain,
             k=k,
             width=triton.cdiv(length, TILES.block) * TILES.block,
         )
-        lists = survey(judged.ordered, judged.counts, tau, TILES)
+        value_scale, grad_scale, weight = ndcg.scales
+        lists = find_windows(ndcg.ordered, ndcg.counts, tau, TILES)
         rounds = scale(lists, iters, tol, transposed)
-        slope, by_column, values = walk_back(
-            lists, rounds, judged.discount, judged.gain, judged.value_scale, transposed
-        )
-        gradient = torch.empty_like(judged.ordered)
-        finish(lists, slope, by_column, judged.order, judged.grad_scale, gradient, tau)
-    return Attach.apply(scores, values, gradient, judged.weighs, reduction)
+        slope, by_column, values = backward_pass(lists, rounds, ndcg.discount, ndcg.gain, value_scale, transposed)
+        loss = values.sum(-1).view(scores.shape[:-1]) if reduction == "none" else values.sum()
+        if reduction == "mean":
+            total = weight.sum().clamp_(min=1)
+            loss, grad_scale = loss / total, grad_scale / total
+        gradient = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
+        finish(lists, slope, by_column, ndcg.order, grad_scale, gradient.view(-1, length), tau)
+    return loss, gradient
 
 
 def scale(lists: Sorted, iters: int, tol: float, transposed: bool) -> Rounds:
-    """All rounds, each list until it has had enough."""
+    """All rounds, each list until its sums are close enough to one."""
     count, width = lists.shape
     p, q = lists.sums.new_empty(2, iters + 1, count, width).unbind()
     rounds = Rounds(p, q, lists.tables.new_empty(iters + 1, count, width), torch.zeros_like(lists.counts))
@@ -183,7 +185,7 @@ def result(lists: Sorted, rounds: Rounds, values: Tensor, transposed: bool) -> T
     return out
 
 
-def walk_back(
+def backward_pass(
     lists: Sorted, rounds: Rounds, by_rank: Tensor, by_document: Tensor, value_scale: Tensor, transposed: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The adjoints of sum_ij by_rank_i M_ij by_document_j, from the last round to the start.

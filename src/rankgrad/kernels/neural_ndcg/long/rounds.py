@@ -30,7 +30,7 @@ def _inverse(x, real):
 
 @triton.jit
 def _takes_part(done, worst, t, lists, b, tol, phase, transposed, rows):
-    """Whether a list still scales in round t, or did and goes back through it.
+    """Whether a list still scales in round t, or did so and takes part in the backward pass through it.
 
     Forward: it ended the round before; the second half also asks whether that round had left the sums close enough to one.
     Back: rows undo q_t, columns undo p_t, and the transposed form has no p of its last round.

@@ -1,8 +1,8 @@
 """What the kernels for lists of more than 256 documents need first: order, gains, prefix sums, windows; and their last step.
 
 Two sorts by torch and three small launches. Vectors of a list are padded to whole blocks of documents, so that the rounds
-load without asking: the prefix sums repeat their last value there, everything else is 0. Padding of the lists themselves
-may stand anywhere and hold anything. Ties keep the input order.
+load without masks: the prefix sums repeat their last value there, everything else is 0. Padding of the lists themselves
+may be anywhere and hold anything. Ties keep the input order.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rankgrad.kernels.pairs.summary import GAINS, cleaned, temperature
+from rankgrad.kernels.summary import GAINS, cleaned, gains_of, has_relevant, over_ideal, store_scales, temperature
 
 LOWEST_LOGIT = 64.0  # entries below exp(-64) are left out: windows end there
 WIDEST_GAP = 128.0  # across it every entry is exp(-128) = 0 in float32, so that no score is too large for the sums
@@ -29,12 +29,12 @@ class Sorted(NamedTuple):
 
     counts: Tensor  # [B] int32 real documents
     sums: Tensor  # [2, B, N] float64, A: sum_{k < i} q_k of the gaps q_k = s_k - s_{k + 1}, and W: sum_{k < i} k q_k
-    tables: Tensor  # [8, B, N] float32, factors of entries far from the diagonal: see `long_entries`
+    tables: Tensor  # [8, B, N] float32, factors of entries far from the diagonal: see `entries`
     real: Tensor  # [B, N] float32, 1 = a real document
     ties: Tensor  # [B, N] int32, the first plus the last document of the same score
     spans: Tensor  # [2, B, N] int32, these two
     windows: (
-        Tensor  # [2, B, blocks, 3] int32, what a block of rows, and of columns, sees: from, to, and how to compute it
+        Tensor  # [2, B, blocks, 3] int32, where the window of a block of rows, or columns, begins, ends, and its kind
     )
 
     @property
@@ -42,7 +42,7 @@ class Sorted(NamedTuple):
         return self.ties.shape
 
 
-class Judged(NamedTuple):
+class NdcgInputs(NamedTuple):
     """What NDCG needs of the lists, each from its best document by score to its worst."""
 
     ordered: Tensor  # [B, L] float32 scores from best to worst
@@ -50,14 +50,14 @@ class Judged(NamedTuple):
     counts: Tensor
     gain: Tensor  # [B, N] float64 in that order, divided by the ideal DCG@k
     discount: Tensor  # [B, N] float64 by rank, minus the discount
-    value_scale: Tensor  # [B] float32
-    grad_scale: Tensor  # [B] float32
-    weighs: Tensor  # [B] float32
+    scales: (
+        Tensor  # [3, B] float32, of the value, of the gradient, and the weight in the mean: see `summary.store_scales`
+    )
 
 
-def judge(
+def sort_lists(
     scores: Tensor, labels: Tensor, mask: Tensor | None, *, gain: str | Tensor, k: int | None, width: int
-) -> Judged:
+) -> NdcgInputs:
     """Sort lists [B, L] by score and by gain."""
     lists, length = scores.shape
     scores = scores.contiguous()
@@ -74,16 +74,16 @@ def judge(
     best = gains.sort(dim=-1, descending=True).values
     counts = torch.empty(lists, device=scores.device, dtype=torch.int32)
     ordered_gain, discount = gains.new_empty(2, lists, width).unbind()
-    value_scale, grad_scale, weighs = torch.empty(3, lists, device=scores.device, dtype=torch.float32).unbind()
-    _judge[(lists,)](
-        scores, labels, real, gains, best, order, counts, ordered_gain, discount, value_scale, grad_scale, weighs,
+    scales = torch.empty(3, lists, device=scores.device, dtype=torch.float32)
+    _summary[(lists,)](
+        scores, labels, real, gains, best, order, counts, ordered_gain, discount, scales,
         length, width, length if k is None else k, BLOCK=_SCAN, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
-    return Judged(ordered, order, counts, ordered_gain, discount, value_scale, grad_scale, weighs)
+    return NdcgInputs(ordered, order, counts, ordered_gain, discount, scales)
 
 
-def survey(ordered: Tensor, counts: Tensor, tau: float, tiles: Any) -> Sorted:
-    """Prefix sums, windows and tables of sorted scores [B, L], for `long_sort.Tiles`."""
+def find_windows(ordered: Tensor, counts: Tensor, tau: float, tiles: Any) -> Sorted:
+    """Prefix sums, windows and tables of sorted scores [B, L], for `launch.Tiles`."""
     lists, length = ordered.shape
     blocks = triton.cdiv(length, tiles.block)
     width = blocks * tiles.block
@@ -121,22 +121,15 @@ def _keys(scores, labels, real, given, key, gains, L, GAIN: tl.constexpr, BLOCK:
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < L
     s, y, here, _bad = cleaned(scores, labels, real, base + i, inside)
-    if GAIN == 2:
-        g = tl.load(given + base + i, mask=inside, other=0.0).to(tl.float64)
-    elif GAIN == 1:
-        g = y
-    else:
-        g = tl.exp2(y) - 1.0
     tl.store(key + base + i, tl.where(here, s, -float("inf")), mask=inside)
-    tl.store(gains + base + i, tl.where(here, g, 0.0), mask=inside)
+    tl.store(gains + base + i, gains_of(y, here, given, base + i, inside, GAIN), mask=inside)
 
 
 @triton.jit
-def _judge(
-    scores, labels, real, gains, best, order, counts, ordered_gain, discount, value_scale, grad_scale, weighs,
-    L, N, k, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One list: how many documents, whether it teaches, gains in order and divided by the ideal DCG, discounts."""
+def _summary(
+    scores, labels, real, gains, best, order, counts, ordered_gain, discount, scales, L, N, k, BLOCK: tl.constexpr
+):
+    """One list: how many documents, whether it is informative, gains in order and divided by the ideal DCG, discounts."""
     b = tl.program_id(0)
     base = b.to(tl.int64) * L
     count = tl.zeros([BLOCK], dtype=tl.int32)
@@ -154,24 +147,16 @@ def _judge(
         ideal += top / tl.log2(i.to(tl.float64) + 2.0)
     n = tl.sum(count, axis=0)
     total = tl.sum(ideal, axis=0)
-    has_ideal = (total <= 0.0) == 0  # NaN stays, to be seen
-    teaches = (n >= 2) & (tl.max(highest, axis=0) > 0.0) & has_ideal
-    sound = tl.sum(bad, axis=0) == 0
-    one = tl.where(teaches, 1.0, 0.0)
+    informative = has_relevant(n, tl.max(highest, axis=0), total)
     tl.store(counts + b, n)
-    tl.store(value_scale + b, tl.where(sound, one, float("nan")))
-    tl.store(grad_scale + b, tl.where(sound | (teaches == 0), one, float("nan")))
-    tl.store(weighs + b, tl.where(sound, one, 1.0))
-    safe = tl.where(teaches, total, 1.0)
+    lists = tl.num_programs(0)
+    store_scales(scales + b, scales + lists + b, scales + 2 * lists + b, informative, tl.sum(bad, axis=0) == 0)
     for start in range(0, N, BLOCK):
         i = start + tl.arange(0, BLOCK)
         document = tl.load(order + base + i, mask=i < n, other=0)
         g = tl.load(gains + base + document, mask=i < n, other=0.0)
-        g = tl.where(
-            teaches, g / safe, 0.0
-        )  # 0 where nothing is taught: a gain that is not finite must not reach the sums
         to = b.to(tl.int64) * N + i
-        tl.store(ordered_gain + to, g, mask=i < N)
+        tl.store(ordered_gain + to, over_ideal(g, total, informative), mask=i < N)
         d = tl.where((i < n) & (i < k), -1.0 / tl.log2(i.to(tl.float64) + 2.0), 0.0)
         tl.store(discount + to, d, mask=i < N)
 
@@ -278,7 +263,7 @@ def _windows(
 
 @triton.jit
 def _tabulate(table, size, a, w, place, of_chunk, of_run):
-    """The tables of `long_entries`, relative to an end of the document's chunk of columns and of its run of rows."""
+    """The tables of `entries`, relative to an end of the document's chunk of columns and of its run of rows."""
     d = tl.load(a + place) - tl.load(a + of_chunk)
     e = tl.load(w + place) - tl.load(w + of_chunk) - of_chunk.to(tl.float64) * d
     tl.store(table, d.to(tl.float32))
@@ -303,19 +288,7 @@ def _store_window(
 
 @triton.jit
 def _finish(
-    counts,
-    spans,
-    slope,
-    by_column,
-    prefix,
-    order,
-    scale,
-    out,
-    L,
-    N,
-    tau,
-    ORDER: tl.constexpr,
-    BLOCK: tl.constexpr,
+    counts, spans, slope, by_column, prefix, order, scale, out, L, N, tau, ORDER: tl.constexpr, BLOCK: tl.constexpr
 ):
     b = tl.program_id(0)
     n = tl.load(counts + b)

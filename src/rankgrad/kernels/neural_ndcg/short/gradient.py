@@ -5,19 +5,19 @@ import triton.language as tl
 
 from rankgrad.kernels.neural_ndcg.short.rounds import rank_side, weights
 from rankgrad.kernels.neural_ndcg.short.workspace import (
+    BLOCKS_DONE,
     COUNT,
-    DONE,
-    ENDED,
     GRAD_SCALE,
+    ROUNDS,
     VALUE,
-    WEIGHS,
+    WEIGHT,
+    exchange_of,
     gain_of,
-    mail_of,
+    integers,
     order_of,
-    page,
     prefix_of,
+    record_of,
     vectors_of,
-    whole,
 )
 
 
@@ -27,14 +27,14 @@ def gradient_kernel(
     N: tl.constexpr, BI: tl.constexpr, TILE: tl.constexpr, BT: tl.constexpr,
     TRANSPOSED: tl.constexpr, NDCG: tl.constexpr, REDUCTION: tl.constexpr,
 ):  # fmt: skip
-    """Dz of a block of rows, summed over the rows; the program that ends a list's last block goes on to its scores.
+    """Dz of a block of rows, summed over the rows; the last program of a list to finish continues to the scores.
 
-    Whoever is last takes a ticket: sums are added in the order of blocks, values in the order of lists, whoever that is.
+    A counter tells which one that is. Sums are added in the order of blocks, values in the order of lists, whichever it is.
     """
     b = tl.program_id(0)
     block = tl.program_id(1)
-    here = page(work, b, L, iters, N)
-    n = tl.load(whole(here) + COUNT)
+    record = record_of(work, b, L, iters, N)
+    n = tl.load(integers(record) + COUNT)
     blocks = tl.maximum(tl.cdiv(n, BI), 1)
     if block < blocks:
         base = b.to(tl.int64) * L
@@ -44,38 +44,38 @@ def gradient_kernel(
         for first in range(block * BI, tl.minimum(block * BI + BI, n), TILE):
             rows = first + tl.arange(0, TILE)
             grad = _logits_gradient(
-                here, by_rank + base, by_document + base, rows, cols, n, L, iters, depth, N, BT, TRANSPOSED, NDCG
+                record, by_rank + base, by_document + base, rows, cols, n, L, iters, depth, N, BT, TRANSPOSED, NDCG
             )
             column += grad
             away = (2 * block * BI + BI - 2 * rows).to(tl.float32)  # r_i - r_middle
             moment += grad * away[:, None]
-        to = mail_of(here, N) + block * 2 * L + cols
+        to = exchange_of(record, N) + block * 2 * L + cols
         tl.store(to, tl.sum(column, axis=0), mask=cols < L)
         tl.store(to + L, tl.sum(moment, axis=0), mask=cols < L)
-        tl.debug_barrier()  # all of this program's sums are written before its ticket is
-        if tl.atomic_add(whole(here) + ENDED, 1) == blocks - 1:
+        tl.debug_barrier()  # this program's sums are written before its block is counted as done
+        if tl.atomic_add(integers(record) + BLOCKS_DONE, 1) == blocks - 1:
             scale = tau * 0.0 + 1.0
             if NDCG:
-                scale = tl.load(here + GRAD_SCALE)
+                scale = tl.load(record + GRAD_SCALE)
                 if REDUCTION == "mean":
-                    scale = scale / _weight(work, tl.num_programs(0), L, iters, N)
-            _to_scores(here, gradient + b.to(tl.int64) * L, n, blocks, scale, L, tau, N, BI)
+                    scale = scale / _total_weight(work, tl.num_programs(0), L, iters, N)
+            _to_scores(record, gradient + b.to(tl.int64) * L, n, blocks, scale, L, tau, N, BI)
             if NDCG:
                 if REDUCTION == "none":
-                    tl.store(loss + b, tl.load(here + VALUE) + tl.load(here + VALUE + 1))
+                    tl.store(loss + b, tl.load(record + VALUE) + tl.load(record + VALUE + 1))
                 else:
-                    if tl.atomic_add(whole(work) + 1, 1) == tl.num_programs(0) - 1:
+                    if tl.atomic_add(integers(work) + 1, 1) == tl.num_programs(0) - 1:
                         _reduce(work, loss, tl.num_programs(0), L, iters, N, REDUCTION)
 
 
 @triton.jit
 def _logits_gradient(
-    here, by_rank, by_document, rows, cols, n, L, iters, depth,
+    record, by_rank, by_document, rows, cols, n, L, iters, depth,
     N: tl.constexpr, BT: tl.constexpr, TRANSPOSED: tl.constexpr, NDCG: tl.constexpr,
 ):  # fmt: skip
     """Dz of some rows: dK from the rounds' vectors, then back through the softmax."""
-    u, v, w, x = vectors_of(here, L, iters, N)
-    last = tl.load(whole(here) + DONE)
+    u, v, w, x = vectors_of(record, L, iters, N)
+    last = tl.load(integers(record) + ROUNDS)
     real_i = rows < n
     real_j = cols < n
     terms = tl.zeros([rows.shape[0], N], dtype=tl.float32)
@@ -109,11 +109,11 @@ def _logits_gradient(
         q = tl.load(v + at + cols, mask=cols < reached, other=1.0)
         p = tl.load(u + at + rows, mask=rows < reached, other=1.0)
     if NDCG:
-        d = tl.load(gain_of(here, L, N) + cols, mask=real_j, other=0.0)
+        d = tl.load(gain_of(record, L, N) + cols, mask=real_j, other=0.0)
     else:
         d = tl.load(by_document + cols, mask=real_j, other=0.0)
     r = rank_side(by_rank, rows, real_i, depth, NDCG)
-    K = weights(prefix_of(here), rows, cols, n, N)
+    K = weights(prefix_of(record), rows, cols, n, N)
     grad = K * ((p * r)[:, None] * (q * d)[None, :] - terms)
     inverse = tl.where(real_i, 1.0 / tl.maximum(tl.sum(K, axis=1), 1e-30), 0.0)
     return inverse[:, None] * (grad - K * (inverse * tl.sum(grad, axis=1))[:, None])
@@ -123,7 +123,7 @@ def _logits_gradient(
 def _product(a, b, total):
     """Total + a b in float32 from three products on tensor cores, which read 19 bits of a number.
 
-    Triton's "tf32x3" does the same with care for infinities, of which there are none here, at twice the instructions.
+    Triton's "tf32x3" does the same with care for infinities, of which there are none record, at twice the instructions.
     """
     a_first, b_first = _first(a), _first(b)
     total = tl.dot(a - a_first, b_first, total, input_precision="tf32")
@@ -138,15 +138,15 @@ def _first(x):
 
 
 @triton.jit
-def _to_scores(here, gradient, n, blocks, scale, L, tau, N: tl.constexpr, BI: tl.constexpr):
+def _to_scores(record, gradient, n, blocks, scale, L, tau, N: tl.constexpr, BI: tl.constexpr):
     """From dz to the scores: d z_ij / d s_j = (r_i - rho_j) / tau, and through b_j; rho_j = sum_k sign(s_j - s_k)."""
     cols = tl.arange(0, N)
     real = cols < n
-    word = tl.load(order_of(here, L, N) + cols, mask=cols < L, other=0)
+    word = tl.load(order_of(record, L, N) + cols, mask=cols < L, other=0)
     first = (word >> 8) & 255
     last = (word >> 16) & 255
     rho = (n - 1 - last - first).to(tl.float32)  # lower scores less higher ones
-    sums = mail_of(here, N)
+    sums = exchange_of(record, N)
     column = tl.zeros([N], dtype=tl.float32)
     slope = tl.zeros([N], dtype=tl.float32)
     for block in range(blocks):
@@ -155,7 +155,7 @@ def _to_scores(here, gradient, n, blocks, scale, L, tau, N: tl.constexpr, BI: tl
         middle = (n - 1 - 2 * block * BI - BI).to(tl.float32)
         slope += tl.load(at + L, mask=real, other=0.0, cache_modifier=".cg") + (middle - rho) * part
         column += part
-    tl.debug_barrier()  # the sums are read: their room is free
+    tl.debug_barrier()  # the sums are read, their memory can be used again
     until = sums.to(tl.pointer_type(tl.float64), bitcast=True)
     tl.store(until, 0.0)
     tl.store(until + 1 + cols, tl.cumsum(column.to(tl.float64), axis=0), mask=real)
@@ -168,12 +168,12 @@ def _to_scores(here, gradient, n, blocks, scale, L, tau, N: tl.constexpr, BI: tl
 
 
 @triton.jit
-def _weight(work, lists, L, iters, N: tl.constexpr):
+def _total_weight(work, lists, L, iters, N: tl.constexpr):
     """How many lists count in the mean, one at least."""
     total = tl.zeros([128], dtype=tl.float32)
     for start in range(0, lists, 128):
         b = start + tl.arange(0, 128)
-        total += tl.load(page(work, b, L, iters, N) + WEIGHS, mask=b < lists, other=0.0)
+        total += tl.load(record_of(work, b, L, iters, N) + WEIGHT, mask=b < lists, other=0.0)
     return tl.maximum(tl.sum(total, axis=0), 1.0)
 
 
@@ -183,9 +183,9 @@ def _reduce(work, loss, lists, L, iters, N: tl.constexpr, REDUCTION: tl.constexp
     total = tl.zeros([128], dtype=tl.float32)
     for start in range(0, lists, 128):
         b = start + tl.arange(0, 128)
-        value = page(work, b, L, iters, N) + VALUE
+        value = record_of(work, b, L, iters, N) + VALUE
         total += tl.load(value, mask=b < lists, other=0.0) + tl.load(value + 1, mask=b < lists, other=0.0)
     result = tl.sum(total, axis=0)
     if REDUCTION == "mean":
-        result = result / _weight(work, lists, L, iters, N)
+        result = result / _total_weight(work, lists, L, iters, N)
     tl.store(loss, result)

@@ -9,17 +9,17 @@ Gaps are cut at 128: what lies across such a gap is exp(-128) = 0 either way, so
 
 Every Sinkhorn iterate is diag(p) K diag(q), p by rank and q by document. Three launches (on some chips NeuralNDCG takes two others: see
 `rankgrad.kernels.neural_ndcg.hopper.launch`): `sort_kernel` sorts a list and
-writes its prefix sums; `rounds_kernel` keeps K and runs all rounds, then walks them back, and leaves the vectors of each round
-in memory (4 T per list); `gradient_kernel` makes dK from them, one product of two thin matrices, block of rows by block of
-rows, K rebuilt on the way, and ends at the scores. What one leaves for the next lies in one workspace, linear in L.
+writes its prefix sums; `rounds_kernel` keeps K and runs all rounds, then the backward pass through them, and leaves the vectors of
+each round in memory (4 T per list); `gradient_kernel` makes dK from them, one product of two thin matrices, block of rows by
+block of rows, K rebuilt on the way, and ends at the scores. What one leaves for the next is in one workspace, linear in L.
 
 Plain scaling is q = 1 / (K' p), p = 1 / (K q); transposed is the other order. u, v are the names of `rankgrad.core.sinkhorn`: u
 is p and v is q for the plain form, the other way round for the transposed. w is u_t times the adjoint of log u_t, x is v_t
 times the adjoint of log v_t.
 
 Lists of more than 128 documents get two programs, each with half of the rows; the column sums are exchanged through memory
-as 64-bit words that carry their own number, so that no flag and no fence is needed. A program takes its place from a
-ticket: whoever waits, waits for a program that has started or will start next, whatever else runs on the chip.
+as 64-bit words that carry their own number, so that no flag and no fence is needed. A program takes its list and half from a
+counter: a program that waits, waits for one that has started or will start next, whatever else runs on the chip.
 """
 
 from typing import Any
@@ -28,13 +28,12 @@ import torch
 import triton
 from torch import Tensor
 
-from rankgrad.kernels._autograd import computed
-from rankgrad.kernels.neural_ndcg.hopper import launch as clusters
+from rankgrad.kernels.neural_ndcg.hopper import launch as hopper
 from rankgrad.kernels.neural_ndcg.short.gradient import gradient_kernel
 from rankgrad.kernels.neural_ndcg.short.rounds import rounds_kernel
 from rankgrad.kernels.neural_ndcg.short.sort import sort_kernel, sorted_kernel
 from rankgrad.kernels.neural_ndcg.short.workspace import words
-from rankgrad.kernels.pairs.summary import GAINS, temperature
+from rankgrad.kernels.summary import GAINS, temperature
 
 _WARPS = {128: 8, 256: 8}  # by width; else 4
 _TILE = 32  # rows of dz at once
@@ -68,13 +67,13 @@ class ScaledSort(torch.autograd.Function):
         by_rank, by_document = (values, grad) if transposed else (grad, values)
         out = torch.empty_like(values)
         with torch.cuda.device_of(scores):
-            _sorted(scores, counts, work, iters, tau)  # the mail is to be empty again
+            _sorted(scores, counts, work, iters, tau)  # resets the exchange buffer
             _rounds(scores, work, by_rank, by_document, out, iters, tol, 0, transposed, forward=False, backward=True)
             _gradient(scores, work, by_rank, by_document, out, out, iters, tau, 0, transposed, "given")
         return out, None, None, None, None, None, None
 
 
-def neural_ndcg(
+def value_and_gradient(
     scores: Tensor,
     labels: Tensor,
     mask: Tensor | None,
@@ -86,43 +85,29 @@ def neural_ndcg(
     tol: float,
     transposed: bool,
     reduction: str,
-) -> Tensor:
-    """`rankgrad.losses.neural.neural_ndcg`, or its transposed form: value and gradient at once, [..., L] -> scalar."""
-    tau = temperature(tau)
-
-    def compute() -> tuple[Tensor, Tensor]:
-        length = scores.shape[-1]
-        depth = length if k is None else k
-        kernels = clusters.find(scores, labels, iters, transposed)
-        if kernels:
-            return clusters.neural_ndcg(
-                kernels,
-                scores,
-                labels,
-                mask,
-                depth=depth,
-                tau=tau,
-                gain=gain,
-                iters=iters,
-                tol=tol,
-                reduction=reduction,
-            )
-        given = gain.contiguous() if isinstance(gain, Tensor) else labels  # not read unless given
-        work = _workspace(scores, iters)
-        gradient = scores.new_empty(scores.shape, dtype=torch.float32)
-        loss = scores.new_empty(scores.shape[:-1] if reduction == "none" else (), dtype=torch.float32)
-        with torch.cuda.device_of(scores):
-            sort_kernel[(scores.numel() // length,)](
-                scores.contiguous(), labels.contiguous(), labels if mask is None else mask.contiguous(), given, work,
-                length, iters, tau, depth,
-                MASKED=mask is not None, GAIN=2 if isinstance(gain, Tensor) else GAINS[gain], N=_width(length),
-                num_warps=8, enable_fp_fusion=True,
-            )  # fmt: skip
-            _rounds(scores, work, work, work, work, iters, tol, depth, transposed, forward=True, backward=True)
-            _gradient(scores, work, work, work, gradient, loss, iters, tau, depth, transposed, reduction)
-        return loss, gradient
-
-    return computed(scores, compute)
+) -> tuple[Tensor, Tensor]:
+    """NeuralNDCG of scores [..., L], or its transposed form, and d loss / d scores in float32."""
+    length, tau = scores.shape[-1], temperature(tau)
+    depth = length if k is None else k
+    compiled = hopper.find(scores, labels, iters, transposed)
+    if compiled:
+        return hopper.value_and_gradient(
+            compiled, scores, labels, mask, depth=depth, tau=tau, gain=gain, iters=iters, tol=tol, reduction=reduction
+        )
+    given = gain.contiguous() if isinstance(gain, Tensor) else labels  # not read unless given
+    work = _workspace(scores, iters)
+    gradient = scores.new_empty(scores.shape, dtype=torch.float32)
+    loss = scores.new_empty(scores.shape[:-1] if reduction == "none" else (), dtype=torch.float32)
+    with torch.cuda.device_of(scores):
+        sort_kernel[(scores.numel() // length,)](
+            scores.contiguous(), labels.contiguous(), labels if mask is None else mask.contiguous(), given, work,
+            length, iters, tau, depth,
+            MASKED=mask is not None, GAIN=2 if isinstance(gain, Tensor) else GAINS[gain], N=_width(length),
+            num_warps=8, enable_fp_fusion=True,
+        )  # fmt: skip
+        _rounds(scores, work, work, work, work, iters, tol, depth, transposed, forward=True, backward=True)
+        _gradient(scores, work, work, work, gradient, loss, iters, tau, depth, transposed, reduction)
+    return loss, gradient
 
 
 def _width(length: int) -> int:
@@ -153,10 +138,10 @@ def _rounds(
     forward: bool,
     backward: bool,
 ) -> None:
-    """Run the rounds, walk them back, or both (then the loss is NDCG, and its vectors are known in the workspace)."""
+    """Run the rounds, the backward pass through them, or both (then the loss is NDCG, whose vectors are in the workspace)."""
     length = scores.shape[-1]
     width = _width(length)
-    # Two programs that wait for each other: those of the interpreter, whatever the device, run one after the other.
+    # The interpreter runs programs one after the other, whatever the device: two that wait for each other would hang.
     split = 2 if width > 128 and isinstance(rounds_kernel, triton.JITFunction) else 1
     warps = _WARPS.get(width, 4)
     rounds_kernel[(scores.numel() // length * split,)](

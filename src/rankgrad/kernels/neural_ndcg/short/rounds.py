@@ -5,15 +5,15 @@ import triton.language as tl
 
 from rankgrad.kernels.neural_ndcg.short.workspace import (
     COUNT,
-    DONE,
+    ROUNDS,
     VALUE,
     VALUE_SCALE,
+    exchange_of,
     gain_of,
-    mail_of,
-    page,
+    integers,
     prefix_of,
+    record_of,
     vectors_of,
-    whole,
 )
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -108,7 +108,7 @@ def _gather(part):
 
 @triton.jit
 def _await(address, number):
-    """The word at each address, once it carries this number: every thread waits for its own, no barrier in the loop."""
+    """The word at each address, once it carries this number. Every thread waits for its own word, without a barrier in the loop."""
     return tl.inline_asm_elementwise(
         """
         {
@@ -130,12 +130,12 @@ def _await(address, number):
 
 
 @triton.jit
-def _total(part, flag, number, mail, half, cols, L, SPLIT: tl.constexpr, FLAG: tl.constexpr):
+def _total(part, flag, number, exchange, half, cols, L, SPLIT: tl.constexpr, FLAG: tl.constexpr):
     """Both programs' column sums added, and whether both raised the flag. A word is (number, flag, float32)."""
     total = part
     agreed = flag
     if SPLIT == 2:
-        slot = mail + (number % 2) * 2 * L
+        slot = exchange + (number % 2) * 2 * L
         word = ((number * 2 + flag).to(tl.int64) << 32) | (part.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
         tl.store(slot + half * L + cols, word, mask=cols < L, cache_modifier=".cg")
         there = tl.minimum(cols, L - 1)  # beyond the list every thread waits for the last word
@@ -152,7 +152,7 @@ def rounds_kernel(
     N: tl.constexpr, SPLIT: tl.constexpr, RL: tl.constexpr, CL: tl.constexpr, TRANSPOSED: tl.constexpr,
     STOPS: tl.constexpr, FORWARD: tl.constexpr, BACKWARD: tl.constexpr, NDCG: tl.constexpr,
 ):  # fmt: skip
-    """All rounds of a list, or of half of its rows, and the walk back.
+    """All rounds of a list, or of half of its rows, and their backward pass.
 
     K is kept as [RI, CI, RL, CL], row i = RL ri + rl and column j = CL ci + cl. Triton spreads the last dimensions over lanes
     and warps and keeps the first ones in each thread's registers: with CL = 16 and RL = 2 warps both K' p and K q are mostly
@@ -164,25 +164,25 @@ def rounds_kernel(
     RI: tl.constexpr = M // RL
     CI: tl.constexpr = N // CL
     if SPLIT == 2:
-        place = tl.atomic_add(whole(work), 1)
+        place = tl.atomic_add(integers(work), 1)
     else:
         place = tl.program_id(0)
     b = place // SPLIT
     half = place % SPLIT
     base = b.to(tl.int64) * L
-    here = page(work, b, L, iters, N)
-    mail = mail_of(here, N).to(tl.pointer_type(tl.int64), bitcast=True)
-    u, v, w, x = vectors_of(here, L, iters, N)
+    record = record_of(work, b, L, iters, N)
+    exchange = exchange_of(record, N).to(tl.pointer_type(tl.int64), bitcast=True)
+    u, v, w, x = vectors_of(record, L, iters, N)
     rows = half * M + tl.arange(0, 2 * M) // 2
     grid = tl.arange(0, CI)[:, None] * CL + tl.arange(0, CL)[None, :]
     cols = tl.arange(0, N)
-    n = tl.load(whole(here) + COUNT)
+    n = tl.load(integers(record) + COUNT)
     real_i = rows < n
     real_j = cols < n
     in_i = rows < L
     in_j = cols < L
 
-    K = weights(prefix_of(here), half * M + tl.arange(0, RI)[:, None] * RL + tl.arange(0, RL)[None, :], grid, n, N)
+    K = weights(prefix_of(record), half * M + tl.arange(0, RI)[:, None] * RL + tl.arange(0, RL)[None, :], grid, n, N)
     K = K * _spread(_inverse(_gather(tl.sum(K, axis=1)), real_i, FAST), K)[:, None, :, :]
     p = tl.where(real_i, 1.0, 0.0)
     q = tl.where(real_j, 1.0, 0.0)
@@ -199,7 +199,7 @@ def rounds_kernel(
                     off = tl.max(tl.where(real_i, tl.abs(p * sums_i - 1.0), 0.0), axis=0)
                     near = ((t > 0) & (off < tol)).to(tl.int32)
                 new_p = _inverse(sums_i, real_i, FAST)
-                sums_j, enough = _total(_down(K, new_p, N), near, number, mail, half, cols, L, SPLIT, STOPS)
+                sums_j, enough = _total(_down(K, new_p, N), near, number, exchange, half, cols, L, SPLIT, STOPS)
                 new_q = _inverse(sums_j, real_j, FAST)
                 if STOPS:
                     running = 1 - enough
@@ -210,7 +210,7 @@ def rounds_kernel(
                 tl.store(v + t * L + rows, p, mask=rows < L * running)
                 tl.store(u + t * L + cols, q, mask=cols < L * running)
             else:
-                sums_j, _agreed = _total(_down(K, p, N), none, number, mail, half, cols, L, SPLIT, False)
+                sums_j, _agreed = _total(_down(K, p, N), none, number, exchange, half, cols, L, SPLIT, False)
                 new_q = _inverse(sums_j, real_j, FAST)
                 if STOPS:
                     off = tl.max(tl.where(real_j, tl.abs(q * sums_j - 1.0), 0.0), axis=0)
@@ -225,17 +225,17 @@ def rounds_kernel(
                 tl.store(u + t * L + rows, p, mask=rows < L * running)
             number += 1
             t += running
-        tl.store(whole(here) + DONE, t)
+        tl.store(integers(record) + ROUNDS, t)
         if not BACKWARD:
             if TRANSPOSED:
                 r = rank_side(by_rank + base, rows, real_i, depth, NDCG)
-                sums_j, _agreed = _total(_down(K, p * r, N), none, number, mail, half, cols, L, SPLIT, False)
+                sums_j, _agreed = _total(_down(K, p * r, N), none, number, exchange, half, cols, L, SPLIT, False)
                 tl.store(out + base + cols, q * sums_j, mask=in_j)
             else:
                 d = tl.load(by_document + base + cols, mask=real_j, other=0.0)
                 tl.store(out + base + rows, p * _along(K, q * d), mask=in_i)
     else:
-        t = tl.load(whole(here) + DONE)
+        t = tl.load(integers(record) + ROUNDS)
         if t > 0:
             if TRANSPOSED:
                 q = tl.load(u + (t - 1) * L + cols, mask=real_j, other=0.0)
@@ -248,16 +248,16 @@ def rounds_kernel(
         tl.debug_barrier()  # this program's own stores of u and v, read back below
         r = rank_side(by_rank + base, rows, real_i, depth, NDCG)
         if NDCG:
-            d = tl.load(gain_of(here, L, N) + cols, mask=real_j, other=0.0)
+            d = tl.load(gain_of(record, L, N) + cols, mask=real_j, other=0.0)
         else:
             d = tl.load(by_document + base + cols, mask=real_j, other=0.0)
         # the result is sum_ij r_i p_i K_ij q_j d_j: adjoints of log p and log q
         p_bar = r * p * _along(K, q * d)
         if NDCG:
-            tl.store(here + VALUE + half, tl.sum(p_bar, axis=0) * 0.5 * tl.load(here + VALUE_SCALE))
+            tl.store(record + VALUE + half, tl.sum(p_bar, axis=0) * 0.5 * tl.load(record + VALUE_SCALE))
             if SPLIT == 1:
-                tl.store(here + VALUE + 1, 0.0)
-        sums_j, _agreed = _total(_down(K, p * r, N), none, number, mail, half, cols, L, SPLIT, False)
+                tl.store(record + VALUE + 1, 0.0)
+        sums_j, _agreed = _total(_down(K, p * r, N), none, number, exchange, half, cols, L, SPLIT, False)
         number += 1
         q_bar = d * q * sums_j
         while t > 0:
@@ -271,7 +271,7 @@ def rounds_kernel(
                 tl.store(w + at + cols, term, mask=in_j)
                 p_bar = p * (p_bar - p * _along(K, term))
                 tl.store(x + at + rows, p_bar, mask=in_i)
-                sums_j, _agreed = _total(_down(K, p_bar, N), none, number, mail, half, cols, L, SPLIT, False)
+                sums_j, _agreed = _total(_down(K, p_bar, N), none, number, exchange, half, cols, L, SPLIT, False)
                 q_bar = -before * sums_j
                 p_bar = p_bar * 0.0
                 q = before
@@ -280,7 +280,7 @@ def rounds_kernel(
                 before = tl.load(u + at - L + rows, mask=rows < earlier, other=1.0)
                 term = p * p_bar
                 tl.store(w + at + rows, term, mask=in_i)
-                sums_j, _agreed = _total(_down(K, term, N), none, number, mail, half, cols, L, SPLIT, False)
+                sums_j, _agreed = _total(_down(K, term, N), none, number, exchange, half, cols, L, SPLIT, False)
                 q_bar = q * (q_bar - q * sums_j)
                 tl.store(x + at + cols, q_bar, mask=in_j)
                 p_bar = -before * _along(K, q_bar)

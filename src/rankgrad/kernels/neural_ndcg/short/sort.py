@@ -1,26 +1,26 @@
-"""The first launch for lists of up to 256 documents: one program sorts a list and writes its page of the workspace.
+"""The first launch for lists of up to 256 documents: one program sorts a list and writes its record of the workspace.
 
-Ranks come from counting (O(L^2) comparisons of whole numbers). Padding may stand anywhere and hold anything, ties keep the
-input order, gains and the ideal DCG are float64 until stored. The page's mail and tickets are emptied for the launches after.
+Ranks come from counting (O(L^2) comparisons of whole numbers). Padding may be anywhere and hold anything, ties keep the
+input order, gains and the ideal DCG are float64 until stored. The exchange buffer and the counters are reset for the launches after.
 """
 
 import triton
 import triton.language as tl
 
 from rankgrad.kernels.neural_ndcg.short.workspace import (
+    BLOCKS_DONE,
     COUNT,
-    ENDED,
     GRAD_SCALE,
     VALUE_SCALE,
-    WEIGHS,
+    WEIGHT,
+    exchange_of,
     gain_of,
-    mail_of,
+    integers,
     order_of,
-    page,
     prefix_of,
-    whole,
+    record_of,
 )
-from rankgrad.kernels.pairs.summary import cleaned
+from rankgrad.kernels.summary import cleaned, gains_of, has_relevant, over_ideal, store_scales
 
 _WIDEST_GAP = tl.constexpr(128.0)
 _LOWEST = tl.constexpr(-(2**63))
@@ -28,81 +28,67 @@ _LOWEST = tl.constexpr(-(2**63))
 
 @triton.jit
 def sort_kernel(
-    scores, labels, real, given, work, L, iters, tau, depth, MASKED: tl.constexpr, GAIN: tl.constexpr, N: tl.constexpr
+    scores, labels, mask, given, work, L, iters, tau, depth, MASKED: tl.constexpr, GAIN: tl.constexpr, N: tl.constexpr
 ):
-    """Scores [B, L] of any order -> pages: which list teaches, its order, gains and prefix sums."""
+    """Scores [B, L] of any order -> records: whether a list is informative, its order, gains and prefix sums."""
     BJ: tl.constexpr = min(N, 32)
     b = tl.program_id(0)
     base = b.to(tl.int64) * L
-    here = page(work, b, L, iters, N)
+    record = record_of(work, b, L, iters, N)
     i = tl.arange(0, N)
     inside = i < L
-    s, y, there, bad = cleaned(scores, labels, real, base + i, inside, MASKED)
-    if GAIN == 0:
-        gain = tl.exp2(y) - 1.0
-    elif GAIN == 1:
-        gain = y
-    else:
-        gain = tl.load(given + base + i, mask=inside, other=0.0)
-    gain = tl.where(there, gain, 0.0)
-    place, worth = _place(s, there, i), _worth(y if GAIN < 2 else gain, there, i)
-    keys = mail_of(here, N).to(tl.pointer_type(tl.int64), bitcast=True)
+    s, y, real, bad = cleaned(scores, labels, mask, base + i, inside, MASKED)
+    gain = gains_of(y, real, given, base + i, inside, GAIN)
+    place, worth = _score_key(s, real, i), _gain_key(y if GAIN < 2 else gain, real, i)
+    keys = exchange_of(record, N).to(tl.pointer_type(tl.int64), bitcast=True)
     tl.store(keys + i, tl.where(inside, place, _LOWEST))
     tl.store(keys + N + i, tl.where(inside, worth, _LOWEST))
     tl.debug_barrier()
     rank = tl.zeros([N], dtype=tl.int32)
     better = tl.zeros([N], dtype=tl.int32)
-    for start in range(
-        0, N, BJ
-    ):  # tiles are [rivals, documents]: a thread keeps its document and counts rivals by itself
+    for start in range(0, N, BJ):  # tiles are [rivals, documents]: a thread counts the rivals of its own document
         j = start + tl.arange(0, BJ)
         rank += tl.sum((tl.load(keys + j)[:, None] > place[None, :]).to(tl.int32), axis=0)
         better += tl.sum((tl.load(keys + N + j)[:, None] > worth[None, :]).to(tl.int32), axis=0)
     tl.debug_barrier()
 
-    n = tl.sum(there.to(tl.int32), axis=0)
-    ideal = tl.sum(tl.where(there & (better < depth), gain / tl.log2(better.to(tl.float64) + 2.0), 0.0), axis=0)
-    has_ideal = (ideal <= 0.0) == 0  # NaN stays, to be seen
-    relevant = tl.max(tl.where(there & (y > 0.0), 1, 0), axis=0) > 0
-    teaches = (n >= 2) & relevant & has_ideal
-    sound = tl.max(bad.to(tl.int32), axis=0) == 0
-    one = tl.where(teaches, 1.0, 0.0)
-    tl.store(whole(here) + COUNT, n)
-    tl.store(here + VALUE_SCALE, tl.where(sound, one, float("nan")))
-    tl.store(here + GRAD_SCALE, tl.where(sound | (teaches == 0), one, float("nan")))
-    tl.store(here + WEIGHS, tl.where(sound, one, 1.0))
-    # 0 where nothing is taught: a gain that is not finite must not reach the sums
-    gain = tl.where(teaches, gain / tl.where(teaches, ideal, 1.0), 0.0)
-    tl.store(gain_of(here, L, N) + rank, gain.to(tl.float32), mask=inside)
-    tl.store(order_of(here, L, N) + rank, i, mask=inside)
-    ordered = prefix_of(here) + (N + 2)  # where W will stand
+    n = tl.sum(real.to(tl.int32), axis=0)
+    ideal = tl.sum(tl.where(real & (better < depth), gain / tl.log2(better.to(tl.float64) + 2.0), 0.0), axis=0)
+    informative = has_relevant(n, tl.max(y, axis=0), ideal)
+    valid = tl.max(bad.to(tl.int32), axis=0) == 0
+    tl.store(integers(record) + COUNT, n)
+    store_scales(record + VALUE_SCALE, record + GRAD_SCALE, record + WEIGHT, informative, valid)
+    gain = over_ideal(gain, ideal, informative)
+    tl.store(gain_of(record, L, N) + rank, gain.to(tl.float32), mask=inside)
+    tl.store(order_of(record, L, N) + rank, i, mask=inside)
+    ordered = prefix_of(record) + (N + 2)  # where W will be
     tl.store(ordered + rank, s.to(tl.float64), mask=inside)
     tl.debug_barrier()
-    document = tl.load(order_of(here, L, N) + i, mask=inside, other=0)
+    document = tl.load(order_of(record, L, N) + i, mask=inside, other=0)
     now = tl.load(ordered + i, mask=i < n, other=0.0)
     after = tl.load(ordered + i + 1, mask=i + 1 < n, other=0.0)
     tl.debug_barrier()
-    _logits(here, document, now, after, n, L, tau, N)
-    _empty(work, here, b, L, N)
+    _logits(record, document, now, after, n, L, tau, N)
+    _reset(work, record, b, L, N)
 
 
 @triton.jit
 def sorted_kernel(scores, counts, work, L, iters, tau, N: tl.constexpr):
     """The same for scores [B, L] that are sorted and clean, without labels."""
     b = tl.program_id(0)
-    here = page(work, b, L, iters, N)
+    record = record_of(work, b, L, iters, N)
     i = tl.arange(0, N)
     n = tl.load(counts + b).to(tl.int32)
     at = scores + b.to(tl.int64) * L + i
-    tl.store(whole(here) + COUNT, n)
+    tl.store(integers(record) + COUNT, n)
     now = tl.load(at, mask=i < n, other=0.0).to(tl.float64)
     after = tl.load(at + 1, mask=i + 1 < n, other=0.0).to(tl.float64)
-    _logits(here, i, now, after, n, L, tau, N)
-    _empty(work, here, b, L, N)
+    _logits(record, i, now, after, n, L, tau, N)
+    _reset(work, record, b, L, N)
 
 
 @triton.jit
-def _place(s, real, i):
+def _score_key(s, real, i):
     """A whole number that grows towards the top of the list: by score, real before padding, then by position."""
     bits = (s + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0
     by_score = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -110,41 +96,41 @@ def _place(s, real, i):
 
 
 @triton.jit
-def _worth(y, real, i):
+def _gain_key(y, real, i):
     """The same by gain, which is never negative. Gains equal to 13 digits count as equal: the ideal DCG cannot tell."""
     return tl.where(real, (y + 0.0).to(tl.int64, bitcast=True) & ~255, 0) | (255 - i).to(tl.int64)
 
 
 @triton.jit
-def _logits(here, document, now, after, n, L, tau, N: tl.constexpr):
+def _logits(record, document, now, after, n, L, tau, N: tl.constexpr):
     """Prefix sums of the gaps, and the edges of groups of equal scores, from the sorted scores and their neighbours."""
     i = tl.arange(0, N)
     gap = tl.where(i + 1 < n, (now - after) / tau, 0.0)
     gap = tl.minimum(tl.maximum(gap, 0.0), _WIDEST_GAP)
-    prefix = prefix_of(here)
+    prefix = prefix_of(record)
     tl.store(prefix, 0.0)
     tl.store(prefix + N + 1, 0.0)
     tl.store(prefix + 1 + i, tl.cumsum(gap, axis=0))
     tl.store(prefix + N + 2 + i, tl.cumsum(gap * i.to(tl.float64), axis=0))
     ends = ((i + 1 >= n) | (now > after)).to(tl.int32)
     group = tl.cumsum(ends, axis=0) - ends
-    edges = whole(mail_of(here, N))  # room to say where each group of equal scores ends
+    edges = integers(exchange_of(record, N))  # where each group of equal scores ends, kept there for a moment
     tl.store(edges + group, i, mask=(ends > 0) & (i < n))
     tl.debug_barrier()
     last = tl.load(edges + group, mask=i < n, other=0)
     first = tl.load(edges + group - 1, mask=(group > 0) & (i < n), other=-1) + 1
-    tl.store(order_of(here, L, N) + i, document | (first << 8) | (last << 16), mask=i < L)
+    tl.store(order_of(record, L, N) + i, document | (first << 8) | (last << 16), mask=i < L)
     tl.debug_barrier()
 
 
 @triton.jit
-def _empty(work, here, b, L, N: tl.constexpr):
-    """No mail and no tickets."""
+def _reset(work, record, b, L, N: tl.constexpr):
+    """An empty exchange buffer, and counters at 0."""
     i = tl.arange(0, N)
-    mail = mail_of(here, N).to(tl.pointer_type(tl.int64), bitcast=True)
+    exchange = exchange_of(record, N).to(tl.pointer_type(tl.int64), bitcast=True)
     for slot in tl.static_range(4):
-        tl.store(mail + slot * L + i, 0, mask=i < L)
-    tl.store(whole(here) + ENDED, 0)
+        tl.store(exchange + slot * L + i, 0, mask=i < L)
+    tl.store(integers(record) + BLOCKS_DONE, 0)
     if b == 0:
-        tl.store(whole(work), 0)
-        tl.store(whole(work) + 1, 0)
+        tl.store(integers(work), 0)
+        tl.store(integers(work) + 1, 0)
