@@ -64,6 +64,13 @@ def cutoff(value: Any) -> int | None:
     return min(number, 2**31)  # no list is longer, and torch takes no integer beyond 64 bits
 
 
+def probability(name: str, value: Any) -> float:
+    """A number from 0 up to but not including 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(f"{name} must be a number from 0 up to but not including 1, got {value!r}")
+    return float(value)
+
+
 def flag(name: str, value: Any) -> bool:
     """True or False, nothing that merely counts as one."""
     if not isinstance(value, bool):

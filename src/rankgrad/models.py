@@ -1,37 +1,39 @@
 """Models that score documents: the context-aware ranker of the NeuralNDCG paper, an MLP and a linear model.
 
-Imports torch, and the encoder's kernels where they are used. All share one call and its manners: `model(features [B, L, F], mask [B, L]) -> scores [B, L]`, or
-[B, L, units] for more than one unit per document. mask is True at real documents, None = all are real. Padding may
-stand anywhere and hold anything, NaN included; it scores 0 and is seen by nobody, so that a list scores the same alone
-and in any batch (to rounding). Reordering documents reorders their scores. Weight matrices start Glorot-uniform, biases
-at torch's default; dropout, input noise and the start draw from torch's global generator. Features are taken to the dtype of the
-weights, and under autocast only the products inside are rounded: sums along the layers and the scores stay in the
-dtype of the weights, because scores in bfloat16 would tie by the dozen.
+All are called alike: `model(features [B, L, F], mask [B, L]) -> scores [B, L]`, or [B, L, units] for more than one unit per
+document. mask is True at real documents, None = all are real. Padding may be anywhere and hold anything, NaN included; it
+scores 0 and no document attends to it, so that a list scores the same alone and in any batch (to rounding). Reordering
+documents reorders their scores. Weight matrices start Glorot-uniform, biases at torch's default; dropout, input noise and
+the initial weights draw from torch's global generator. Features are converted to the dtype of the weights, and under
+autocast only the products inside are rounded: sums along the layers and the scores stay in the dtype of the weights,
+because in bfloat16 many scores would be equal.
 
-`model.packed(features [T, F], lists)` scores the same lists laid end to end, without padding: a training step has half the
-documents to look at. It agrees with the call above to rounding; dropout and noise are drawn anew.
+`model.packed(features [T, F], lists)` scores the same lists one after the other, without padding, which halves the documents
+of a typical training step. It agrees with the call above to rounding; dropout and noise are drawn anew.
 """
 
 import copy
 import math
-import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rankgrad.checks import probability, whole
+from rankgrad.kernels import encoder_operators, list_attention_kernel
 
-class EndToEnd(NamedTuple):
-    """Where lists lie that follow each other without padding: list b is the rows offsets[b] to offsets[b + 1]."""
+
+class PackedLayout(NamedTuple):
+    """Where the lists are that follow each other without padding: list b is the rows offsets[b] to offsets[b + 1]."""
 
     offsets: Tensor  # [B + 1] int32, from 0 to the number of rows
     longest: int  # no list is longer
     kernel: bool = False  # by kernels, which need a GPU; else the lists are padded for the attention
-    exact: bool = True  # in the kernel: float32 products, or TF32 where the projection is float32
+    exact: bool = True  # in the attention kernel: float32 products, else TF32 where the projection is float32
 
 
 class Transformer(nn.Module):
@@ -60,17 +62,19 @@ class Transformer(nn.Module):
         tanh: bool = False,
     ) -> None:
         super().__init__()
-        width, heads, dropout = _size("width", width), _size("heads", heads), _probability("dropout", dropout)
-        feedforward = _size("feedforward", feedforward)
+        width, heads, dropout = whole("width", width, 1), whole("heads", heads, 1), probability("dropout", dropout)
+        feedforward = whole("feedforward", feedforward, 1)
         if width % heads:
             raise ValueError(f"width must be divisible by heads, got width {width} and {heads} heads")
-        self.features = _size("features", features)
+        self.features = whole("features", features, 1)
         self.head = width // heads  # dimensions of one
         self.noise = _Noise(input_noise)
         self.input = nn.Linear(self.features, width)
-        self.blocks = nn.ModuleList(_Block(width, heads, feedforward, dropout) for _ in range(_size("layers", layers)))
+        self.blocks = nn.ModuleList(
+            _Block(width, heads, feedforward, dropout) for _ in range(whole("layers", layers, 1))
+        )
         self.norm = nn.LayerNorm(width)
-        self.output = nn.Linear(width, _size("units", units))
+        self.output = nn.Linear(width, whole("units", units, 1))
         self.tanh = tanh
         _glorot(self)
 
@@ -81,30 +85,33 @@ class Transformer(nn.Module):
         keys = None if mask is None else (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]  # [B, 1, 1, L]
         return _score(self._encode(features, keys), mask, self.output, self.tanh)
 
-    def packed(self, features: Tensor, lists: EndToEnd) -> Tensor:
-        """Scores [T], or [T, units], of lists end to end: features [T, F]. Kernels read the layers' weights; their hooks are not called."""
-        features = _clean(features[None], None, self.features, self.input.weight.dtype)
-        if lists.kernel and self.norm.weight.dtype == torch.float32 and not torch.compiler.is_compiling():
-            return _score(self._fused(features[0], lists), None, self.output, self.tanh)
-        return _score(self._encode(features, lists), None, self.output, self.tanh)[0]
+    def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
+        """Scores [T], or [T, units], of packed lists: features [T, F]. Kernels read the layers' weights: no hook is called."""
+        features = _clean(features[None], None, self.features, self.input.weight.dtype)[0]
+        return _score(self._encode(features, lists), None, self.output, self.tanh)
 
-    def _fused(self, features: Tensor, lists: EndToEnd) -> Tensor:
-        """`_encode` of lists end to end [T, F] by kernels, which end a branch, add it and begin the next in one go."""
-        product = self.noise(features) @ self.input.weight.t()
-        seeds = _seeds(features.device, len(self.blocks), 4)  # for every dropout of a step, in one draw
-        branch = _Branch(product, self.input.bias, 0.0, seeds)
-        hidden: Tensor | None = None
+    def _encode(self, features: Tensor, seen: Tensor | PackedLayout | None) -> Tensor:
+        """Documents [..., width] that attended to what `seen` says: keys [B, 1, 1, L], packed lists, or their whole row.
+
+        A kernel ends a branch, adds it to the sum along the layers and norms the sum for the next branch in one launch. So
+        the loop does too: a branch is the input `x` of the `layer` that ends it, until `add_norm` takes it.
+        """
+        kernel = isinstance(seen, PackedLayout) and seen.kernel
+        dtype = self.input.weight.dtype
+        operators = encoder_operators(kernel and self.norm.weight.dtype == torch.float32)
+        add_norm, project = operators.add_norm, operators.project
+        x, layer, dropout = self.noise(features), self.input, 0.0
+        seeds = _seeds(features.device, len(self.blocks), 4) if kernel else [[None] * 4] * len(self.blocks)
+        seed, hidden = seeds[0][0], None
         for block, draws in zip(self.blocks, seeds):
             assert isinstance(block, _Block)
-            hidden, branch = block.fused(hidden, branch, lists, draws)
-        return branch.added(hidden, self.norm, self.output.weight.dtype)[1]
-
-    def _encode(self, features: Tensor, seen: Tensor | EndToEnd | None) -> Tensor:
-        """Documents that have looked at what `seen` says: keys [B, 1, 1, L], the lists they lie in, or all of their row."""
-        hidden = self.input(self.noise(features)).to(self.norm.weight.dtype)  # [B, L, width]
-        for block in self.blocks:
-            hidden = block(hidden, seen)
-        return self.norm(hidden)
+            hidden, normed = add_norm(hidden, *project(x, layer), block.attention_norm, dtype, dropout, seed)
+            dropout = block.dropout.p if block.dropout.training else 0.0
+            x, layer = block.attention(normed, seen, operators.linear, draws[0]), block.attention.merge
+            hidden, normed = add_norm(hidden, *project(x, layer), block.feedforward_norm, dtype, dropout, draws[1])
+            x, layer = operators.relu_dropout(*project(normed, block.widen), dropout, draws[2]), block.narrow
+            seed = draws[3]
+        return add_norm(hidden, *project(x, layer), self.norm, self.output.weight.dtype, dropout, seed)[1]
 
 
 class MLP(nn.Module):
@@ -127,12 +134,12 @@ class MLP(nn.Module):
         super().__init__()
         if not isinstance(hidden, Sequence):
             raise ValueError(f"hidden must be a sequence of layer sizes such as (256, 128, 64), got {hidden!r}")
-        self.features = _size("features", features)
+        self.features = whole("features", features, 1)
         self.noise = _Noise(input_noise)
-        sizes = [self.features, *(_size("every size in hidden", size) for size in hidden)]
+        sizes = [self.features, *(whole("every size in hidden", size, 1) for size in hidden)]
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
-        self.dropout = _Dropout(_probability("dropout", dropout))
-        self.output = nn.Linear(sizes[-1], _size("units", units))
+        self.dropout = nn.Dropout(probability("dropout", dropout))
+        self.output = nn.Linear(sizes[-1], whole("units", units, 1))
         self.tanh = tanh
         _glorot(self)
 
@@ -143,8 +150,8 @@ class MLP(nn.Module):
             hidden = self.dropout(layer(hidden).relu())
         return _score(hidden, mask, self.output, self.tanh)
 
-    def packed(self, features: Tensor, lists: EndToEnd) -> Tensor:  # noqa: ARG002 (documents do not look at each other)
-        """Scores [T], or [T, units], of lists end to end: features [T, F]."""
+    def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:  # noqa: ARG002 (documents do not attend to each other)
+        """Scores [T], or [T, units], of packed lists: features [T, F]."""
         scores: Tensor = self(features[None])
         return scores[0]
 
@@ -158,9 +165,9 @@ class Linear(nn.Module):
 
     def __init__(self, features: int, *, input_noise: float = 0.0, units: int = 1, tanh: bool = False) -> None:
         super().__init__()
-        self.features = _size("features", features)
+        self.features = whole("features", features, 1)
         self.noise = _Noise(input_noise)
-        self.output = nn.Linear(self.features, _size("units", units))
+        self.output = nn.Linear(self.features, whole("units", units, 1))
         self.tanh = tanh
         _glorot(self)
 
@@ -169,8 +176,8 @@ class Linear(nn.Module):
         features = self.noise(_clean(features, mask, self.features, self.output.weight.dtype))
         return _score(features, mask, self.output, self.tanh)
 
-    def packed(self, features: Tensor, lists: EndToEnd) -> Tensor:  # noqa: ARG002 (documents do not look at each other)
-        """Scores [T], or [T, units], of lists end to end: features [T, F]."""
+    def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:  # noqa: ARG002 (documents do not attend to each other)
+        """Scores [T], or [T, units], of packed lists: features [T, F]."""
         scores: Tensor = self(features[None])
         return scores[0]
 
@@ -191,10 +198,10 @@ def ranking_scores(output: Tensor, units: int) -> Tensor:
     return output.sigmoid().sum(-1)
 
 
-def rounded(model: nn.Module) -> nn.Module | None:
-    """A twin whose products hold bfloat16 weights, for use under autocast, which then has none to round in each step.
+def bf16_twin(model: nn.Module) -> nn.Module | None:
+    """A copy whose products have bfloat16 weights, for use under autocast, which then has none to round in each step.
 
-    It shares all other parameters. None for models that are not of this file: what they do outside autocast is not known.
+    It shares all other parameters. None for models of other files: what they compute outside autocast is not known.
     """
     if type(model) not in MODELS.values():
         return None
@@ -222,48 +229,13 @@ class _Noise(nn.Module):
         return features + self.deviation * torch.randn_like(features)
 
 
-class _Dropout(nn.Dropout):
-    """nn.Dropout; where it is compiled, a hash of (seed, place) decides, which takes a third of the time of Philox there."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the name it has in torch)
-        if not (torch.compiler.is_compiling() and self.training and self.p > 0):
-            return super().forward(input)
-        return input * kept(input.shape, self.p, _seeds(input.device)) * (1 / (1 - self.p))
-
-
-def kept(shape: Sequence[int], dropout: float, seeds: Tensor) -> Tensor:
-    """What dropout leaves of a tensor: True with probability 1 - dropout, by a hash of two int32 seeds and the place."""
-    place = torch.arange(math.prod(shape), dtype=torch.int32, device=seeds.device).view(*shape)
-    mixed = place ^ seeds[0]  # the constants are lowbias32's, the best hash of two multiplications known
-    mixed = (mixed ^ (mixed >> 16)) * 0x7FEB352D
-    mixed = ((mixed ^ seeds[1]) ^ (mixed >> 15)) * (0x846CA68B - 2**32)
-    mixed = (mixed ^ (mixed >> 16)) & 0x7FFFFFFF
-    return mixed >= int(dropout * 2**31)
-
-
 def _seeds(device: torch.device, *shape: int) -> Tensor:
     """Seeds of a hash, [..., 4]: two are enough, and four begin where a kernel may expect it, at multiples of 16 bytes."""
     return torch.randint(-(2**31), 2**31 - 1, (*shape, 4), dtype=torch.int32, device=device)
 
 
-class _Branch(NamedTuple):
-    """What has yet to be added to the sum along the layers: dropout(product + bias)."""
-
-    product: Tensor  # [T, width]
-    bias: Tensor
-    dropout: float
-    seeds: Tensor
-
-    def added(self, hidden: Tensor | None, norm: nn.LayerNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The sum, and its norm in a dtype."""
-        from rankgrad.kernels.encoder.fused import add_norm
-
-        scale = norm.weight, norm.bias, norm.eps
-        return add_norm(hidden, self.product, self.bias, scale, dtype, self.dropout, self.seeds)
-
-
 class _Block(nn.Module):
-    """One pre-norm encoder block: x + attention(norm(x)), then x + feed-forward(norm(x)), each through dropout."""
+    """The layers of a pre-norm encoder block: x + attention(norm(x)), then x + feed-forward(norm(x)), each through dropout."""
 
     def __init__(self, width: int, heads: int, feedforward: int, dropout: float) -> None:
         super().__init__()
@@ -272,28 +244,14 @@ class _Block(nn.Module):
         self.feedforward_norm = nn.LayerNorm(width)
         self.widen = nn.Linear(width, feedforward)
         self.narrow = nn.Linear(feedforward, width)
-        self.dropout = _Dropout(dropout)
-
-    def forward(self, hidden: Tensor, seen: Tensor | EndToEnd | None) -> Tensor:
-        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), seen))
-        inner = self.dropout(self.widen(self.feedforward_norm(hidden)).relu())
-        return hidden + self.dropout(self.narrow(inner))
-
-    def fused(self, hidden: Tensor | None, branch: _Branch, lists: EndToEnd, seeds: Tensor) -> tuple[Tensor, _Branch]:
-        """The same by kernels, from the end of the branch before to the products of its own last one; seeds [4, 4]."""
-        from rankgrad.kernels.encoder.fused import linear, relu_dropout
-
-        dropout, dtype, merge = self.dropout.p if self.training else 0.0, self.widen.weight.dtype, self.attention.merge
-        hidden, normed = branch.added(hidden, self.attention_norm, dtype)
-        found = self.attention.packed(normed, lists, seeds[0], linear)
-        branch = _Branch(found @ merge.weight.t(), merge.bias, dropout, seeds[1])
-        hidden, normed = branch.added(hidden, self.feedforward_norm, dtype)
-        inner = relu_dropout(normed @ self.widen.weight.t(), self.widen.bias, dropout, seeds[2])
-        return hidden, _Branch(inner @ self.narrow.weight.t(), self.narrow.bias, dropout, seeds[3])
+        self.dropout = nn.Dropout(dropout)
 
 
 class _Attention(nn.Module):
-    """Every document of a list looks at every real one: softmax(Q K^T / sqrt(width / heads)) V, per head."""
+    """Every document of a list attends to every real one: softmax(Q K^T / sqrt(width / heads)) V, per head.
+
+    `merge` is the layer after it.
+    """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -303,40 +261,36 @@ class _Attention(nn.Module):
         self.value = nn.Linear(width, width)
         self.merge = nn.Linear(width, width)
 
-    def forward(self, hidden: Tensor, seen: Tensor | EndToEnd | None) -> Tensor:
-        if isinstance(seen, EndToEnd):
-            return self.merge(self.packed(hidden[0], seen)[None])
+    def forward(
+        self, hidden: Tensor, seen: Tensor | PackedLayout | None, linear: Callable[..., Tensor], seeds: Tensor | None
+    ) -> Tensor:
+        """[..., width] before `merge`."""
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(seen, PackedLayout):
+            return self._packed(hidden, seen, linear, dropout, seeds)
         query, key, value = (
             project(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, L, width / H]
             for project in (self.query, self.key, self.value)
         )
-        dropout = self.dropout if self.training else 0.0
         found = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
-        return self.merge(found.transpose(1, 2).flatten(-2))
+        return found.transpose(1, 2).flatten(-2)
 
-    def packed(
-        self,
-        hidden: Tensor,
-        lists: EndToEnd,
-        seeds: Tensor | None = None,
-        linear: Callable[..., Tensor] = functional.linear,
+    def _packed(
+        self, hidden: Tensor, lists: PackedLayout, linear: Callable[..., Tensor], dropout: float, seeds: Tensor | None
     ) -> Tensor:
-        """What the documents [T, width] of lists end to end find, [T, width]; the three projections are one product."""
+        """The same of packed lists [T, width]; the three projections are one product."""
         parts = (self.query, self.key, self.value)
         weight, bias = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
         projected = linear(hidden, weight, bias).unflatten(-1, (3, self.heads, -1))  # [T, 3, H, width / H]
-        dropout = self.dropout if self.training else 0.0
         if lists.kernel:
-            from rankgrad.kernels.encoder.attention import list_attention
-
-            seed = (_seeds(hidden.device) if seeds is None else seeds)[:1]
-            found, _ = list_attention(projected, lists.offsets, lists.longest, dropout, seed, lists.exact)
-            return found.flatten(-2)
+            assert seeds is not None
+            where = lists.offsets, lists.longest
+            return list_attention_kernel(projected, *where, dropout, seeds[:1], lists.exact).flatten(-2)
         # Elsewhere: padded for the attention alone.
-        place = torch.arange(lists.longest, device=hidden.device)
+        position = torch.arange(lists.longest, device=hidden.device)
         first, end = lists.offsets[:-1, None].long(), lists.offsets[1:, None].long()
-        real = place < end - first  # [B, longest]
-        rows = (first + place).where(real, 0)
+        real = position < end - first  # [B, longest]
+        rows = (first + position).where(real, 0)
         query, key, value = (projected[rows, part].transpose(1, 2) for part in range(3))  # [B, H, longest, width / H]
         keys = (real | ~real.any(-1, keepdim=True))[:, None, None, :]
         found = functional.scaled_dot_product_attention(query, key, value, attn_mask=keys, dropout_p=dropout)
@@ -375,19 +329,3 @@ def _glorot(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.xavier_uniform_(parameter)
-
-
-def _size(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if isinstance(value, bool) or number < 1:
-        raise ValueError(f"{name} must be a whole number, 1 or above, got {value!r}")
-    return number
-
-
-def _probability(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ValueError(f"{name} must be a number from 0 up to but not including 1, got {value!r}")
-    return float(value)

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from rankgrad.data.dataset import RankingDataset  # noqa: E402
 from rankgrad.data.packed import packed_lists  # noqa: E402
 from rankgrad.kernels.encoder.gather import gather  # noqa: E402
-from rankgrad.models import MLP, Transformer, rounded  # noqa: E402
+from rankgrad.models import MLP, Transformer, bf16_twin  # noqa: E402
 from rankgrad.training.cuda_graph import Compiler  # noqa: E402
 from rankgrad.training.step import packed_scores  # noqa: E402
 
@@ -96,7 +96,7 @@ def test_documents_come_in_the_dtype_that_the_first_product_reads(monkeypatch):
     (batch,) = packed_lists(data, 3, list_size=16, seed=0, epoch=0, device=DEVICE)
     transformer = Transformer(6, width=8, layers=1, feedforward=8).to(DEVICE)
     monkeypatch.setattr(Transformer, "packed", lambda self, documents, lists: documents.sum(1))
-    for model in (transformer, rounded(transformer), MLP(6, hidden=(4,)).to(DEVICE), Table()):
+    for model in (transformer, bf16_twin(transformer), MLP(6, hidden=(4,)).to(DEVICE), Table()):
         packed_scores(model, data.tensors(DEVICE)[:2], Compiler(on=False), kernel=True, exact=True)(batch)
     assert wanted == [torch.float32, torch.bfloat16, torch.float32, torch.float32]
 

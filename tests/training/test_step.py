@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cuda_on_cpu
-from rankgrad.models import Transformer, rounded
+from rankgrad.models import Transformer, bf16_twin
 from rankgrad.training.cuda_graph import Compiler
 from rankgrad.training.step import Rounded, _judged
 
@@ -13,7 +13,7 @@ def test_rounded_weights_follow_and_teach_those_that_learn():
     torch.manual_seed(0)
     model = Transformer(7, width=8, layers=1, feedforward=16)
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    twin = rounded(model)
+    twin = bf16_twin(model)
     rounding = Rounded(model, twin)
     assert all(torch.equal(tensor, start[name]) for name, tensor in model.state_dict().items())
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -33,7 +33,7 @@ def test_rounded_weights_follow_and_teach_those_that_learn():
 
 def test_a_weight_without_a_gradient_gets_none_of_its_neighbour_s():
     model = Transformer(7, width=8, layers=1, feedforward=16)
-    twin = rounded(model)
+    twin = bf16_twin(model)
     rounding = Rounded(model, twin)
     twin.blocks[0].narrow.weight.grad = torch.ones_like(twin.blocks[0].narrow.weight)
     rounding.collect()

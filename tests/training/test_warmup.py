@@ -127,7 +127,7 @@ def test_products_have_the_dtype_of_the_run(precision, batch, monkeypatch):
 
     def attended(qkv, offsets, longest, dropout, seed, exact):
         heard.append((qkv.dtype, exact))
-        return (qkv.sum(1),)
+        return qkv.sum(1)
 
     monkeypatch.setattr(attention, "list_attention", attended)
     monkeypatch.setattr(encoder, "add_norm", lambda *given: heard.append((given[1].dtype, given[4])))

@@ -25,7 +25,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.packed import Packed, PackedLists, packed_lists
 from rankgrad.data.prefetch import prefetch_to_device
 from rankgrad.metrics import parse_metric
-from rankgrad.models import rounded
+from rankgrad.models import bf16_twin
 from rankgrad.training.config import Config
 from rankgrad.training.cuda_graph import GraphedStep
 from rankgrad.training.evaluate import evaluate, mean
@@ -157,7 +157,7 @@ def _make_step(
     score: Callable[[Any], ScoredBatch]
     shadow = None
     if plan.pack:
-        twin = rounded(model) if settings.precision == "bf16" and device.type == "cuda" else None
+        twin = bf16_twin(model) if settings.precision == "bf16" and device.type == "cuda" else None
         shadow = None if twin is None else Bf16Shadow(model, twin)
         table = train_set.tensors(device)[:2] if plan.resident else None
         exact, kernel = settings.precision == "float32", not kernels.why_none(device)

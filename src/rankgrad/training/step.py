@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rankgrad.data.batches import Batch
 from rankgrad.data.packed import Packed, padded
-from rankgrad.models import EndToEnd, Transformer
+from rankgrad.models import PackedLayout, Transformer
 
 REPORT_HEAD = 4  # numbers of a report, before one mark for each of its lists
 
@@ -181,10 +181,10 @@ def packed_scores(
             from rankgrad.kernels.encoder.gather import gather, spread
 
             documents = gather(features, rows, slots, lists * width, wanted or features.dtype)
-            scores = model.packed(documents, EndToEnd(offsets, width, kernel, exact))
+            scores = model.packed(documents, PackedLayout(offsets, width, kernel, exact))
             return ScoredBatch(*spread(scores, labels, rows, slots, offsets, lists, width))
         documents = features[rows].masked_fill((slots == lists * width)[:, None], 0.0)
-        scores = model.packed(documents, EndToEnd(offsets, width, kernel, exact))
+        scores = model.packed(documents, PackedLayout(offsets, width, kernel, exact))
         # The padding rows go to a slot that is cut off again; its backward is a gather, where that of indexing would be a slow sum.
         flat = scores.new_zeros(lists * width + 1, *scores.shape[1:]).index_copy(0, slots, scores)
         return ScoredBatch(flat[:-1].unflatten(0, (lists, width)), *padded(rows, offsets, lists, width, labels))

@@ -98,10 +98,10 @@ def _encoder(model: Transformer, dtype: torch.dtype, exact: bool, device: torch.
         return torch.zeros(shape, dtype=kind, device=device, requires_grad=True)
 
     def normed(into: torch.dtype) -> Tensor:
-        hidden, scale, shift = (zeros(*shape, kind=precise) for shape in ((ROWS, width), (width,), (width,)))
-        return add_norm(hidden, zeros(ROWS, width), zeros(width), (scale, shift, 1e-5), into, dropout, seeds)[1]
+        hidden, norm = zeros(ROWS, width, kind=precise), nn.LayerNorm(width, device=device, dtype=precise)
+        return add_norm(hidden, zeros(ROWS, width), zeros(width), norm, into, dropout, seeds)[1]
 
-    yield lambda: list_attention(zeros(ROWS, 3, heads, width // heads), offsets, ROWS, dropout, seeds[:1], exact)[0]
+    yield lambda: list_attention(zeros(ROWS, 3, heads, width // heads), offsets, ROWS, dropout, seeds[:1], exact)
     for into in {dtype, precise}:
         yield functools.partial(normed, into)
     yield lambda: relu_dropout(zeros(ROWS, inner), zeros(inner), dropout, seeds)

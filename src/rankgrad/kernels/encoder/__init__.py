@@ -1,1 +1,1 @@
-"""The Transformer encoder on lists laid end to end: gather, attention, and what stands between its products (fused)."""
+"""The Transformer encoder on packed lists: gather, attention, and what is between its products (fused, reference)."""

@@ -1,12 +1,12 @@
-"""What stands between the products of an encoder block, fused: one launch forward, two back, where torch takes a dozen.
+"""What is between the products of an encoder block, fused: one launch forward, two backward, where torch takes a dozen.
 
     add_norm       total = hidden + dropout(product + bias),  layer_norm(total)
     relu_dropout   dropout(relu(product + bias))
     linear         x W^T + bias
 
-`product` is a product of matrices [T, W] of any float dtype that lacks its bias; everything between is float32. Dropout keeps what a
-hash of (seeds, place) says, and says so again backward: nothing is remembered of it. Sums over documents, the gradients of biases
-and norms, are made in two fixed steps, so that the same step gives the same bits again.
+`product` is a product of matrices [T, W] of any float dtype without its bias; everything between is float32. What dropout keeps is
+a hash of (seeds, position), computed again in the backward pass. Sums over documents, the gradients of biases and norms, are
+made in two fixed steps, so that the same step gives the same bits again. `reference` has the same functions in torch.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 _ENTRIES = 2048  # of a program at a time
 _COLUMNS = 128  # of a program that need not see whole rows
@@ -23,7 +23,7 @@ _PROGRAMS = 256  # at most, where programs share the documents and leave sums
 
 @triton.jit
 def _kept(seeds, place, threshold):
-    """True with probability 1 - threshold / 2^31, so always for 0: the hash of rankgrad.models.kept."""
+    """True with probability 1 - threshold / 2^31, so always for 0: the hash of `reference.kept`."""
     x = place.to(tl.int32) ^ tl.load(seeds)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ tl.load(seeds + 1) ^ (x >> 15)) * (0x846CA68B - 0x100000000)
@@ -43,7 +43,7 @@ def _add_norm(
     hidden, product, bias, seeds, weight, shift, total, normed, T, W, eps, threshold, scale, add,
     R: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """`add` is 0 where there is nothing to add to. Not a constant, as the threshold: each kernel more takes half a second to compile."""
+    """`add` is 0 where there is no hidden. Like the threshold no constexpr: each further kernel takes half a second to compile."""
     row, column = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, N)
     inside = column < W
     here = (row < T)[:, None] & inside[None, :]
@@ -63,7 +63,7 @@ def _add_norm_backward(
     total, d_total, d_normed, seeds, weight, d_hidden, d_product, parts, T, W, eps, threshold, scale, add, beyond,
     R: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """`beyond` is 0 where the total went nowhere but into the norm. A program leaves its sums in parts[program, (weight, shift, bias), W]."""
+    """`beyond` is 0 where only the norm used the total. A program stores its sums in parts[program, (weight, shift, bias), W]."""
     column = tl.arange(0, N)
     inside = column < W
     w = tl.load(weight + column, mask=inside, other=0.0)[None, :]
@@ -76,7 +76,7 @@ def _add_norm_backward(
         row = tile * R + tl.arange(0, R)
         here = (row < T)[:, None] & inside[None, :]
         place = row.to(tl.int64)[:, None] * W + column[None, :]
-        x = tl.load(total + place, mask=here, other=0.0)  # all that is read, before anything waits for it
+        x = tl.load(total + place, mask=here, other=0.0)  # all loads first, so that none waits for arithmetic
         g = tl.load(d_normed + place, mask=here, other=0.0).to(tl.float32)
         past = tl.load(d_total + place, mask=here & (row < T * beyond)[:, None], other=0.0)
         unit, inverse = _unit(x, here, W, eps)
@@ -109,7 +109,7 @@ def _relu(product, bias, seeds, out, T, W, threshold, scale, R: tl.constexpr, N:
 
 @triton.jit
 def _sums(grad, out, into, parts, T, W, scale, R: tl.constexpr, N: tl.constexpr, RELU: tl.constexpr):
-    """parts[program, W]: sums of columns of grad [T, W], or with RELU of what of it passes through _relu, which goes to `into`."""
+    """parts[program, W]: sums of columns of grad [T, W], or with RELU of the part that passes _relu, which is stored in `into`."""
     column = tl.program_id(1) * N + tl.arange(0, N)
     total = tl.zeros([R, N], tl.float32)
     for tile in range(tl.program_id(0), tl.cdiv(T, R), tl.num_programs(0)):
@@ -136,20 +136,25 @@ def _collect(parts, first, second, programs, W, split, R: tl.constexpr, N: tl.co
     tl.store(second + column - split, sums.to(second.dtype.element_ty), mask=(column >= split) & (column < W))
 
 
+def project(x: Tensor, layer: nn.Linear) -> tuple[Tensor, Tensor]:
+    """The product of x [T, V] with a layer's weight, and the bias that has yet to be added."""
+    return x @ layer.weight.t(), layer.bias
+
+
 def add_norm(
     hidden: Tensor | None,
     product: Tensor,
     bias: Tensor,
-    norm: tuple[Tensor, Tensor, float],
+    norm: nn.LayerNorm,
     dtype: torch.dtype,
     dropout: float,
     seeds: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Hidden [T, W] float32 (None: 0) + dropout(product [T, W] + bias), in float32, and its layer norm in `dtype`.
 
-    norm holds the weight, the shift and epsilon of the layer norm; seeds are two int32 on the device.
+    seeds are two int32 on the device.
     """
-    return _AddNorm.apply(hidden, product, bias, *norm, dtype, dropout, seeds)
+    return _AddNorm.apply(hidden, product, bias, norm.weight, norm.bias, norm.eps, dtype, dropout, seeds)
 
 
 def relu_dropout(product: Tensor, bias: Tensor, dropout: float, seeds: Tensor) -> Tensor:
@@ -250,7 +255,7 @@ class _Linear(torch.autograd.Function):
 def _column_sums(
     grad: Tensor, dtype: torch.dtype, out: Tensor | None = None, into: Tensor | None = None, scale: float = 1.0
 ) -> Tensor:
-    """Sums over the documents of grad [T, W], or of what passes through _relu to `into`."""
+    """Sums over the documents of grad [T, W], or of the part that passes _relu, which is stored in `into`."""
     (rows, width), grad = grad.shape, grad.contiguous()
     meta = _part_rows()
     programs = min(triton.cdiv(rows, meta["R"]), _PROGRAMS)

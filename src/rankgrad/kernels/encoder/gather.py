@@ -1,6 +1,6 @@
-"""Into lists that lie end to end and out of them, a launch each: rows of a table, and scores to padded lists with their labels.
+"""Into packed lists and out of them, a launch each: rows of a table, and scores to padded lists with their labels.
 
-Twins of what `rankgrad.training.step.packed_scores` does with torch. Rows beyond the lists are filling: zeros go in, nothing comes out.
+Twins of what `rankgrad.training.step.packed_scores` does with torch. Rows beyond the lists are padding: zeros, and never read.
 """
 
 from typing import Any
@@ -53,7 +53,7 @@ def gather(table: Tensor, rows: Tensor, slots: Tensor, limit: int, dtype: torch.
 def spread(
     scores: Tensor, labels: Tensor, rows: Tensor, slots: Tensor, offsets: Tensor, lists: int, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores [T, ...] of lists end to end as lists padded with zeros [B, width, ...]; labels[rows] so too; and the mask."""
+    """Scores [T, ...] of packed lists as padded lists [B, width, ...], zeros under the padding; labels[rows] likewise; and the mask."""
     return _Spread.apply(scores, labels, rows, slots, offsets, lists, width)
 
 
