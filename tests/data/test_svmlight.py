@@ -18,12 +18,10 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankgrad.data.svmlight import blocks as _block
-from rankgrad.data.svmlight import compiled as _compiled
-from rankgrad.data.svmlight import line as _line
-from rankgrad.data.svmlight import matrix as _matrix
-from rankgrad.data.svmlight import reader as svmlight
-from rankgrad.data.svmlight import text as _text
+from rankgrad.data.svmlight import blocks, line, reader
+from rankgrad.data.svmlight import compiled as compiled_reader
+from rankgrad.data.svmlight import matrix as growing_matrix
+from rankgrad.data.svmlight import text as text_files
 from rankgrad.data.svmlight.reader import read_svmlight
 from references import svmlight as reference
 
@@ -36,9 +34,9 @@ GOOD = b"2 qid:7 1:0.5 3:1\n0 qid:7 2:4\n1 qid:9 1:3\n"
 def path_taken(request, monkeypatch):
     """Every way a line can go: the compiled reader, Python alone, and lines cut by the ends of blocks."""
     if request.param == "plain":
-        monkeypatch.setattr(_compiled, "COMPILED", False)
+        monkeypatch.setattr(compiled_reader, "COMPILED", False)
     if request.param == "small blocks":
-        monkeypatch.setattr(_text, "BLOCK", 12)
+        monkeypatch.setattr(text_files, "BLOCK", 12)
 
 
 def write(folder: Path, content: bytes, name: str = "data.txt") -> Path:
@@ -108,9 +106,9 @@ REFUSED = [  # text, place of the token, what the message says of it
     (b"0 1:2\n", "1:3", "no qid"),
     (b"0\n", "1:1", "no qid"),
     (b"0 # qid:1\n", "1:1", "no qid"),
-    (b"0 1:2 qid:1\n", "1:3", "between label and qid"),
-    (b"qid:1 0 1:2\n", "1:1", "'qid:1' stands where the label belongs"),
-    (b"1:2 qid:1\n", "1:1", "label belongs"),
+    (b"0 1:2 qid:1\n", "1:3", "'1:2'"),
+    (b"qid:1 0 1:2\n", "1:1", "'qid:1'"),
+    (b"1:2 qid:1\n", "1:1", "begin with its label"),
     (b"0 qid:1 1:2 qid:1\n", "1:13", "comes again"),
     (b"0 qid:1 qid:1 1:2\n", "1:9", "comes again"),
     (b"0 qid:1.0 1:2\n", "1:3", "qid:1.0"),
@@ -125,30 +123,30 @@ REFUSED = [  # text, place of the token, what the message says of it
     (b"0 qid:9223372036854775808 1:2\n", "1:3", "64 bits"),
     (b"0 qid:-9223372036854775809 1:2\n", "1:3", "64 bits"),
     (b"0 qid:1" + b"0" * 5000 + b" 1:2\n", "1:3", "64 bits"),
-    (b"-1 qid:1 1:2\n", "1:1", "'-1' is negative"),
+    (b"-1 qid:1 1:2\n", "1:1", "negative"),
     (b"-1e-99 qid:1 1:2\n", "1:1", "negative"),
     (b"-1e-999 qid:1 1:2\n", "1:1", "negative"),
-    (b"nan qid:1 1:2\n", "1:1", "label 'nan' is not a finite decimal number"),
-    (b"inf qid:1 1:2\n", "1:1", "not a finite decimal"),
+    (b"nan qid:1 1:2\n", "1:1", "label 'nan'"),
+    (b"inf qid:1 1:2\n", "1:1", "finite decimal"),
     (b"1e999 qid:1 1:2\n", "1:1", "beyond the range"),
-    (b"0x1 qid:1 1:2\n", "1:1", "not a finite decimal"),
+    (b"0x1 qid:1 1:2\n", "1:1", "finite decimal"),
     (b"a qid:1 1:2\n", "1:1", "'a'"),
     (b"1,0 qid:1 1:2\n", "1:1", "decimal comma"),
-    (b"1_0 qid:1 1:2\n", "1:1", "not a finite decimal"),
-    (b"+ qid:1 1:2\n", "1:1", "not a finite decimal"),
-    (b". qid:1 1:2\n", "1:1", "not a finite decimal"),
+    (b"1_0 qid:1 1:2\n", "1:1", "finite decimal"),
+    (b"+ qid:1 1:2\n", "1:1", "finite decimal"),
+    (b". qid:1 1:2\n", "1:1", "finite decimal"),
     (b"0 qid:1 1:nan\n", "1:9", "'1:nan'"),
     (b"0 qid:1 1:NaN\n", "1:9", "leave a missing feature out"),
-    (b"0 qid:1 1:inf\n", "1:9", "not a finite decimal"),
-    (b"0 qid:1 1:-Infinity\n", "1:9", "not a finite decimal"),
+    (b"0 qid:1 1:inf\n", "1:9", "finite decimal"),
+    (b"0 qid:1 1:-Infinity\n", "1:9", "finite decimal"),
     (b"0 qid:1 1:1e999\n", "1:9", "beyond the range"),
     (b"0 qid:1 1:1.7976931348623159e308\n", "1:9", "beyond the range"),
-    (b"0 qid:1 1:0x10\n", "1:9", "not a finite decimal"),
-    (b"0 qid:1 1:3_5\n", "1:9", "not a finite decimal"),
+    (b"0 qid:1 1:0x10\n", "1:9", "finite decimal"),
+    (b"0 qid:1 1:3_5\n", "1:9", "finite decimal"),
     (b"0 qid:1 1:3,5\n", "1:9", "decimal comma"),
     (b"0 qid:1 1:\n", "1:9", "value"),
     (b"0 qid:1 1: 2\n", "1:9", "value"),
-    (b"0 qid:1 1 :2\n", "1:9", "'1' is not index:value"),
+    (b"0 qid:1 1 :2\n", "1:9", "index:value"),
     (b"0 qid:1 1:2:3\n", "1:9", "value"),
     (b"0 qid:1 1:1e\n", "1:9", "value"),
     (b"0 qid:1 1:1e+\n", "1:9", "value"),
@@ -208,9 +206,9 @@ def test_refused(text, place, words, tmp_path):
 
 
 def test_more_digits_than_a_query_may_have_are_not_called_too_large(tmp_path):
-    with pytest.raises(ValueError, match=r":1:3: 'qid:000000000000000000007' has more than 20 digits"):
+    with pytest.raises(ValueError, match=r":1:3: 'qid:000000000000000000007' .* 20 digits"):
         read_svmlight(write(tmp_path, b"0 qid:000000000000000000007 1:1\n"))
-    with pytest.raises(ValueError, match=r":1:3: 'qid:9{25}' is beyond 64 bits"):
+    with pytest.raises(ValueError, match=r":1:3: 'qid:9{25}' .* 64 bits"):
         read_svmlight(write(tmp_path, b"0 qid:9999999999999999999999999 1:1\n"))
 
 
@@ -289,21 +287,21 @@ def test_first_error_of_the_file_wins_over_a_damaged_end(tmp_path):
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    for module in (_line, _text, _block):
+    for module in (line, text_files, blocks):
         monkeypatch.setattr(module, "MAX_LINE", 1 << 18)
-    monkeypatch.setattr(_text, "BLOCK", 1 << 16)
-    for line in (b"0 qid:9 " + b"1" * (3 << 18), b"0 qid:9 1:1 # " + b"x" * (3 << 18), b"#" * ((1 << 18) + 1)):
-        text = GOOD + line
+    monkeypatch.setattr(text_files, "BLOCK", 1 << 16)
+    for long in (b"0 qid:9 " + b"1" * (3 << 18), b"0 qid:9 1:1 # " + b"x" * (3 << 18), b"#" * ((1 << 18) + 1)):
+        text = GOOD + long
         for content in (text, text + b"\n" + GOOD, gzip.compress(text)):
             path = write(tmp_path, content)
             with pytest.raises(ValueError, match=r":4:1: .* longer than"):
                 read_svmlight(path)
-            assert sum(len(block) for block, _ in _text.blocks(path)) < (1 << 18) + 3 * (1 << 16)
+            assert sum(len(block) for block, _ in text_files.blocks(path)) < (1 << 18) + 3 * (1 << 16)
     assert len(read_svmlight(write(tmp_path, GOOD + b"#" * (1 << 18) + b"\n" + GOOD))) == 2
 
 
 def test_the_width_must_be_worth_its_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(svmlight, "MODEST_BYTES", 10_000)
+    monkeypatch.setattr(reader, "MODEST_BYTES", 10_000)
     text = b"0 qid:1 1:1\n0 qid:1 2:1 900:1\n" + b"0 qid:1 1:1\n"
     path = write(tmp_path, text)
     with pytest.raises(ValueError, match=r":2:13: '900:1' .* features=900"):
@@ -312,36 +310,34 @@ def test_the_width_must_be_worth_its_memory(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("slip", [0, 40, 99])
-def test_a_slip_in_one_index_is_refused_wherever_it_stands(slip, tmp_path, monkeypatch):
-    monkeypatch.setattr(_text, "BLOCK", 200)
-    monkeypatch.setattr(svmlight, "MODEST_BYTES", 20_000)
+def test_a_mistake_in_one_index_is_refused_wherever_it_is(slip, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "BLOCK", 200)
+    monkeypatch.setattr(reader, "MODEST_BYTES", 20_000)
     lines = [b"0 qid:1 1:1 2:1 3:1 4:1 5:1 6:1 7:1 8:1 9:1 10:1"] * 100
     lines[slip] += b" 100:1"
     path = write(tmp_path, b"\n".join(lines))
-    with pytest.raises(
-        ValueError, match=rf":{slip + 1}:50: '100:1' .* no other part .* beyond index 10; .*features=100"
-    ):
+    with pytest.raises(ValueError, match=rf":{slip + 1}:50: '100:1' .* index 10; .*features=100"):
         read_svmlight(path)
     assert read_svmlight(path, features=100).features.shape == (100, 100)
 
 
 def test_half_of_the_memory_is_enough(tmp_path, monkeypatch):
-    monkeypatch.setattr(svmlight, "MODEST_BYTES", 10_000)
-    monkeypatch.setattr(svmlight, "memory_bytes", lambda: 40_000)
+    monkeypatch.setattr(reader, "MODEST_BYTES", 10_000)
+    monkeypatch.setattr(reader, "memory_bytes", lambda: 40_000)
     path = write(tmp_path, b"0 qid:1 %s\n" % b" ".join(b"%d:1" % i for i in range(1, 1001)) * 6)
-    with pytest.raises(ValueError, match=r":1:\d+: '1000:1' .* more than half of this machine's"):
+    with pytest.raises(ValueError, match=r":1:\d+: '1000:1' .* half of .*memory"):
         read_svmlight(path)
     assert read_svmlight(path, features=1000).features.shape == (6, 1000)
-    monkeypatch.setattr(svmlight, "memory_bytes", lambda: None)
+    monkeypatch.setattr(reader, "memory_bytes", lambda: None)
     assert read_svmlight(path).features.shape == (6, 1000)
     monkeypatch.undo()
-    assert svmlight.memory_bytes() > 1 << 28
+    assert reader.memory_bytes() > 1 << 28
 
 
 @pytest.mark.parametrize("block", [40, 100, 1 << 20])
 def test_width_grows_while_reading(block, tmp_path, monkeypatch):
-    monkeypatch.setattr(_text, "BLOCK", block)
-    monkeypatch.setattr(_matrix, "_CHUNK", 5000)  # a few rows
+    monkeypatch.setattr(text_files, "BLOCK", block)
+    monkeypatch.setattr(growing_matrix, "_CHUNK", 5000)  # a few rows
     rng = np.random.default_rng(0)
     width = np.sort(rng.integers(1, 300, 500))
     text = b"".join(b"1 qid:1 %d:%d\n" % (index, row) for row, index in enumerate(width))
@@ -355,7 +351,7 @@ def test_width_grows_while_reading(block, tmp_path, monkeypatch):
 def test_features_fix_the_width(tmp_path):
     path = write(tmp_path, GOOD)
     assert read_svmlight(path, features=5).features.shape == (3, 5)
-    with pytest.raises(ValueError, match=r":1:15: '3:1' has an index beyond the 2 features expected"):
+    with pytest.raises(ValueError, match=r":1:15: '3:1' .*2 features"):
         read_svmlight(path, features=2)
 
 
@@ -389,12 +385,12 @@ def test_rows_that_do_not_lie_together_are_grouped_or_refused(tmp_path):
     assert data.rows.tolist() == [0, 3, 5, 1, 2, 6, 4]
     assert data.labels.tolist() == data.rows.tolist()
     assert data.features[:, 0].tolist() == (data.rows**2).tolist()
-    with pytest.raises(ValueError, match=r":7:3: 'qid:5' comes again"):
+    with pytest.raises(ValueError, match=r":7:3: 'qid:5' .*scattered='group'"):
         read_svmlight(path, scattered="refuse")
     together = write(tmp_path, GOOD)
     assert read_svmlight(together, scattered="refuse").rows is None
     odd = write(tmp_path, b"# c\rq x\n1 qid:5 1:1\n2 qid:3 1:2 # a\r qid:5\n\n3\tqid:+05#c\n4 qid:5 1:1\n")
-    with pytest.raises(ValueError, match=r":5:3: 'qid:\+05' comes again"):
+    with pytest.raises(ValueError, match=r":5:3: 'qid:\+05' "):
         read_svmlight(odd, scattered="refuse")
 
 
@@ -418,7 +414,7 @@ def test_several_files_are_one(tmp_path):
     assert data.query_ids.tolist() == [7, 9]
     assert data.rows.tolist() == [0, 1, 3, 2]
     assert [file["rows"] for file in data.provenance["files"]] == [3, 1]
-    with pytest.raises(ValueError, match=re.escape(f"{second}:2:3: 'qid:7' comes again")):
+    with pytest.raises(ValueError, match=re.escape(f"{second}:2:3: 'qid:7'")):
         read_svmlight([first, second], scattered="refuse")
     with pytest.raises(ValueError, match=re.escape(f"{second}:2:9: '4:1'")):
         read_svmlight([first, second], features=3)
@@ -434,22 +430,22 @@ def test_groups(tmp_path):
     assert data.query_ids.tolist() == [0, 1]
     assert data.rows is None
     for sizes, words in {
-        b"3\n2\n": "sum to 5, but",
-        b"4\n0\n": ":2:1: '0' is not a group size",
+        b"3\n2\n": "sum to 5",
+        b"4\n0\n": ":2:1: '0'",
         b"4\n x\n": ":2:2: 'x'",
         b"-4\n": ":1:1: '-4'",
         b"2.0\n2\n": ":1:1: '2.0'",
         b"2 2\n": ":1:1: '2 2'",
-        b"": "is empty; expected the number of rows of one query on each line",
+        b"": "is empty",
     }.items():
         with pytest.raises(ValueError, match=re.escape(words)):
             read_svmlight(plain, groups=write(tmp_path, sizes, "g"))
     titled = write(tmp_path, b"# a\rb, c\n1 # title; a, b\n0 1:1\n", "titled")
     assert read_svmlight(titled, groups=write(tmp_path, b"2\n", "g")).labels.tolist() == [1, 0]
     side = write(tmp_path, b"3\n", "g")
-    with pytest.raises(ValueError, match=r":1:3: 'qid:7' in a file read with groups="):
+    with pytest.raises(ValueError, match=r":1:3: 'qid:7' .*leave groups= out"):
         read_svmlight(write(tmp_path, GOOD), groups=side)
-    with pytest.raises(ValueError, match="names 1 files for 2"):
+    with pytest.raises(ValueError, match="groups .* 1 .* 2 "):
         read_svmlight([plain, plain], groups=side)
 
 
@@ -463,21 +459,21 @@ def test_bad_arguments(tmp_path):
         ({"missing": 1e39}, r"missing .*1e\+39"),
         ({"missing": None}, "missing .*None"),
         ({"missing": "0"}, "missing .*'0'"),
-        ({"scattered": "drop"}, "scattered.*'drop'.*'group'.*'refuse'"),
+        ({"scattered": "drop"}, "scattered .*'group', 'refuse', got 'drop'"),
     ]:
         with pytest.raises(ValueError, match=words):
             read_svmlight(path, **arguments)
     with pytest.raises(ValueError, match="empty list"):
         read_svmlight([])
     for wrong in (None, 5, b"data.txt", [path, None]):
-        with pytest.raises(ValueError, match="path is .*; expected the path of a file, or a list of paths"):
+        with pytest.raises(ValueError, match="path is .* list of paths"):
             read_svmlight(wrong)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         read_svmlight(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="is a folder; expected a file; give the files in it"):
+    with pytest.raises(ValueError, match="folder.* read_splits"):
         read_svmlight(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="is no ordinary file but a pipe or device; expected a file; write the text"):
+    with pytest.raises(ValueError, match="pipe.* write the text"):
         read_svmlight(tmp_path / "pipe")
 
 
@@ -584,8 +580,8 @@ documents = st.lists(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(documents=documents, compiled=st.booleans(), block=st.sampled_from([7, 64, 1 << 20]))
 def test_random_valid_files_round_trip(documents, compiled, block, tmp_path, monkeypatch):
-    monkeypatch.setattr(_compiled, "COMPILED", compiled)
-    monkeypatch.setattr(_text, "BLOCK", block)
+    monkeypatch.setattr(compiled_reader, "COMPILED", compiled)
+    monkeypatch.setattr(text_files, "BLOCK", block)
     text = ""
     for label, query, entries, blank, comment, end in documents:
         words = [label, f"qid:{query}", *(f"{index}:{sign}{number}" for index, sign, number in entries)]
@@ -650,7 +646,7 @@ def edited(rng, content):
 
 
 @pytest.mark.parametrize("part", range(5))
-def test_edited_files_get_the_verdict_of_the_slow_reader(part, tmp_path, monkeypatch):
+def test_edited_files_are_read_or_refused_as_by_the_slow_reader(part, tmp_path, monkeypatch):
     rng = random.Random(part)
     verdicts = []
     for _ in range(1000):
@@ -661,9 +657,9 @@ def test_edited_files_get_the_verdict_of_the_slow_reader(part, tmp_path, monkeyp
             mistake = caught
         verdicts.append(mistake is None)
         path = write(tmp_path, content)
-        monkeypatch.setattr(_text, "BLOCK", rng.choice([20, *[1 << 20] * 9]))
+        monkeypatch.setattr(text_files, "BLOCK", rng.choice([20, *[1 << 20] * 9]))
         for compiled in (True, False):
-            monkeypatch.setattr(_compiled, "COMPILED", compiled)
+            monkeypatch.setattr(compiled_reader, "COMPILED", compiled)
             if mistake is None:
                 assert_same(read_svmlight(path, features=100), expected)
                 continue

@@ -1,1 +1,1 @@
-"""LETOR/SVMLight text: reader, from text to blocks to lines (compiled or plain) to a matrix."""
+"""LETOR/SVMLight text to a dataset: text (files), blocks (compiled, or line by line), matrix; reader joins them."""

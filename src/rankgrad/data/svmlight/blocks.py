@@ -18,7 +18,7 @@ SEEN = 1 << 16  # unsorted lines are checked for repeated indices below this
 
 
 class Scratch:
-    """Arrays to parse blocks into, one after the other; they grow to the largest block and are never cleared."""
+    """Arrays that blocks are parsed into, one block after the other; they grow to the largest and are never cleared."""
 
     def __init__(self) -> None:
         self._capacity = -1

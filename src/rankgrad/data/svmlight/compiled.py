@@ -1,14 +1,13 @@
-"""The compiled reader of SVMLight lines: what is plain goes fast, all else is left to the strict reader.
+"""The compiled reader of SVMLight lines: it reads plain lines fast and leaves all others to the strict reader.
 
-`read_lines` reads line after line and stops *before* the first line it will not judge by itself: anything
-that may be an error, and the rare number whose float32 it cannot prove correctly rounded. Such a line is
-for `rankgrad.data.svmlight.line`, which accepts or refuses it; so the rules stand in one place, and this module may
-only be cautious, never lenient. Everything here works on arrays: no file and no Python object is touched,
-and the interpreter's lock is released. Where COMPILED is False, only `permute_rows` may be called.
+`read_lines` reads line after line and stops *before* the first line it cannot decide about: anything that may be an
+error, and the rare number whose float32 it cannot prove correctly rounded. `rankgrad.data.svmlight.line` then accepts or
+refuses that line. So the rules are written once, there, and this module may only be cautious, never lenient. It works on
+arrays alone and releases the interpreter's lock. Where COMPILED is False, only `permute_rows` may be called.
 
 How a token becomes a float32: up to 18 significant digits m (more are cut) and a power of ten give the
 float64 m * 10^e with a relative error below 3.2 * 2^-53. A float32 is that float64 without its last 29 bits,
-so its rounding is certain unless these bits lie within 4 of their middle, 2^28; there integers decide exactly
+so its rounding is certain unless these bits are within 4 of their middle, 2^28; there integers decide exactly
 (`_near_tie`) or the strict reader does.
 
 Positions are unsigned: numba would otherwise prepare every access for negative indices, which costs a third
@@ -30,10 +29,10 @@ from rankgrad.data.svmlight.blocks import CLAMPED, CLAMPED_LINE, ENTRIES, LINES,
 
 try:
     import numba
-except ImportError:  # a Python that numba does not know yet
+except ImportError:  # a version of Python that numba does not support yet
     numba = None  # type: ignore[assignment]
 
-# Otherwise the strict reader reads every line.
+# If False, the strict reader reads every line.
 COMPILED = numba is not None and not getattr(numba.config, "DISABLE_JIT", False)
 
 _U = np.uint64
@@ -53,7 +52,7 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     try:
         return numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # no folder to keep the compiled code in: compile once per process
+    except RuntimeError:  # no folder to cache the compiled code in: compile once per process
         return numba.njit(nogil=True)(function)
 
 
@@ -167,7 +166,7 @@ def read_lines(text, at, wants_qid, limit, indices, values, row_ends, labels, qi
     """Read the lines of text[at:], which ends with a newline; return the start of the line it stopped before.
 
     Row r has label labels[r], query qids[r] and the entries row_ends[r - 1]:row_ends[r] of indices (from 1,
-    at most `limit`) and values. `seen` [SEEN] and `state` [SLOTS] begin as zeros and go on from call to call.
+    at most `limit`) and values. `seen` [SEEN] and `state` [SLOTS] begin as zeros and are continued from call to call.
     """
     at, stop, limit = _U(at), _U(len(text)), _U(limit)
     rows, entries, lines = _U(state[ROWS]), _U(state[ENTRIES]), state[LINES]
@@ -225,7 +224,7 @@ def read_lines(text, at, wants_qid, limit, indices, values, row_ends, labels, qi
                         at += _ONE
                         digit = _U(text[at]) - _ZERO_DIGIT
                     if at == first:
-                        continue  # another blank, or the loop ends: the end of the line, or nothing we know
+                        continue  # another blank; or the loop ends, at the end of the line or at an unknown character
                     # index - 1 >= limit: zero or too large
                     if text[at] != _COLON or at - first > _U(_DIGITS) or index - _ONE >= limit:
                         unsure = True

@@ -1,4 +1,4 @@
-r"""One line of SVMLight text, read strictly: the rules of the format and the words of every refusal.
+r"""One line of SVMLight text, read strictly: the rules of the format and the message of every error.
 
     line     blanks [label blanks qid:query { blanks index:value }] blanks [# anything]
     label    a number that is not negative
@@ -6,11 +6,11 @@ r"""One line of SVMLight text, read strictly: the rules of the format and the wo
     query    [+-] digits, within 64 bits
     index    digits, from 1, each at most once in a line, in any order
     digits   0 to 9; at most 20 in a query or an index, leading zeros included
-    blank    space or tab; a carriage return may stand at the very end of a line
+    blank    space or tab; a carriage return is allowed at the very end of a line
 
 A number is finite: one beyond float64 is refused, one beyond float32 becomes the largest float32 and is
 counted. Every other token becomes the float32 nearest to its decimal value (ties to even), never by way of
-a rounded float64. Pure functions of bytes; no file is touched.
+a rounded float64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rankgrad.data.dataset import INT64, MAX_FLOAT32
 MAX_LINE = 8 << 20  # bytes: about half a million features; what is longer is not a line of ranking data
 MAX_INDEX = 2**31 - 1
 
-_NUMBER = rb"[+-]?+(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?+\d++)?+"  # possessive: never a second try
+_NUMBER = rb"[+-]?+(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?+\d++)?+"  # possessive: no backtracking
 _LABEL = re.compile(rb"[ \t]*+" + _NUMBER + rb"(?=[ \t]|\Z)")
 _QID = re.compile(rb"[ \t]++qid:[+-]?+\d{1,20}+(?=[ \t]|\Z)")
 _ENTRY = re.compile(rb"[ \t]++(\d{1,20}+):" + _NUMBER + rb"(?=[ \t]|\Z)")
@@ -126,7 +126,7 @@ def _explain(body: bytes, wants_qid: bool, limit: int) -> LineError:
             return _refuse_entry(body, start, wants_qid)
         index = int(found[1])
         if index == 0:
-            return _refuse(body, start, "has index 0; features are numbered from 1; add one to every index")
+            return _refuse(body, start, "has index 0; expected features numbered from 1; add one to every index")
         if index > limit:
             return _refuse_wide(body, start, limit)
         if index in seen:
@@ -157,7 +157,7 @@ def find_index(line: bytes, index: int) -> tuple[int, str]:
 
 
 def quote(token: bytes) -> str:
-    """A token as it stands in an error: printable and short."""
+    """A token as an error shows it: printable and short."""
     text = token[:41].decode("utf-8", "backslashreplace")
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return f"'{text}'" if len(token) <= 40 else f"'{text[:40]}...'"
@@ -169,7 +169,7 @@ def _nearest_float32(tokens: Sequence[bytes], numbers: np.ndarray) -> tuple[np.n
         values = numbers.astype(np.float32)
     beyond = np.isinf(values)
     values[beyond] = np.copysign(np.float32(MAX_FLOAT32), numbers[beyond])
-    # A float64 exactly halfway between two float32 may stand for a decimal beside the middle.
+    # A float64 exactly halfway between two float32 may come from a decimal beside the middle.
     rounded = values.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         others = np.nextafter(values, np.where(numbers > rounded, np.inf, -np.inf).astype(np.float32))
@@ -202,7 +202,9 @@ def _refuse_label(body: bytes) -> LineError:
             return LineError(column, f"label {quote(token)} is negative; expected a label of 0 or more")
         return LineError(column, f"label {quote(token)} is beyond the range of float64; expected {_FINITE}")
     if b":" in token:
-        return LineError(column, f"{quote(token)} stands where the label belongs; expected a line to begin with it")
+        return LineError(
+            column, f"{quote(token)} is in the place of the label; expected a line to begin with its label"
+        )
     return LineError(column, f"label {quote(token)} is not {_FINITE}{_hint(token)}")
 
 
@@ -217,7 +219,9 @@ def _refuse_qid(body: bytes, at: int) -> LineError:
     if token.startswith(b"qid:"):
         return LineError(column, f"{quote(token)} is not qid:<integer>; expected a whole query number such as qid:17")
     if re.search(rb"[ \t]qid:", body[at:]):
-        return LineError(column, f"{quote(token)} stands between label and qid; expected qid:<integer> after the label")
+        return LineError(
+            column, f"{quote(token)} is between label and qid; expected qid:<integer> right after the label"
+        )
     if not token:
         column, token = _token(body, 0)
     return LineError(

@@ -7,14 +7,14 @@ import numpy as np
 from rankgrad.data.svmlight.blocks import Parsed, scatter
 
 RESERVE = 1 << 30  # bytes set aside at most before they are needed
-SPARE = 64 << 20  # bytes of room added when that was too little
+SPARE = 64 << 20  # bytes added at most when that was too little
 _CHUNK = 16 << 20  # bytes moved at a time
 
 
 class GrowingMatrix:
-    """Rows of blocks, one under the other; cells that no entry names hold `missing`.
+    """Rows of blocks, one below the other; cells that no entry names hold `missing`.
 
-    The cells lie in one array that is enlarged by realloc: for large arrays the system moves pages, not bytes.
+    All cells are in one array that is enlarged by realloc: for large arrays the system moves pages, not bytes.
     """
 
     def __init__(self, missing: float) -> None:
@@ -26,14 +26,14 @@ class GrowingMatrix:
     def append(self, block: Parsed, width: int, expected_rows: int) -> None:
         """Add the rows of a block; `width` is the largest index so far, which may have grown.
 
-        Room for the expected rows is set aside once: pages that are never written cost nothing.
+        Memory for the expected rows is reserved once: pages that are never written cost nothing.
         """
         rows = self.rows + len(block.labels)
         if not self._cells.size:
             cells = min(expected_rows * width, RESERVE // 4)
             self._cells = np.empty(max(cells, rows * width), np.float32)
         if width > self._stride:
-            # Some spare columns, lest a file that names new features all the time moves all rows each time.
+            # Some spare columns: a file that keeps naming new features would otherwise move all rows each time.
             spare = min(width // 8, SPARE // 4 // max(self.rows, 1)) if self._stride else 0
             self._set_stride(width + spare)
         if rows * self._stride > self._cells.size:
@@ -53,7 +53,7 @@ class GrowingMatrix:
         self._cells.resize(cells, refcheck=False)  # no view of it lives on between two appends
 
     def _set_stride(self, stride: int) -> None:
-        """Move the rows to begin `stride` cells apart: from the last when they part, from the first when they close up."""
+        """Move the rows to begin `stride` cells apart: last row first when the stride grows, else first row first."""
         old, self._stride = self._stride, stride
         kept = min(old, stride)
         if stride > old:

@@ -1,8 +1,7 @@
 """LETOR/SVMLight text into a RankingDataset: strict, parallel, in little more memory than the result.
 
-Files are read in blocks of whole lines (`_text`), which threads parse (`_block`, `_compiled`, `_line`: the
-rules of the format stand there) while the results are put, in order, into one dense matrix that grows in
-place. The files named by the caller are read; nothing is written.
+Files are read in blocks of whole lines (`text`), which threads parse (`blocks`) while the results are put, in order, into
+one dense matrix that grows in place (`matrix`). The rules of the format are those of `line`.
 """
 
 from __future__ import annotations
@@ -20,21 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from rankgrad.checks import whole
+from rankgrad.checks import one_of, whole
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.grouping import as_missing, first_return, group_rows
-from rankgrad.data.svmlight import text as _text
+from rankgrad.data.svmlight import text as text_files
 from rankgrad.data.svmlight.blocks import BlockError, Parsed, Scratch, parse_block
 from rankgrad.data.svmlight.line import MAX_INDEX, clamped_column, find_index, quote
 from rankgrad.data.svmlight.matrix import GrowingMatrix
-from rankgrad.data.svmlight.text import blocks
 
 PathLike = str | os.PathLike[str]
 
-# A width read from the files is believed while the dense result is modest; beyond, the text must make it plausible.
+# Up to MODEST_BYTES of dense result, any width found in the files is taken; beyond, the text must make it plausible.
 MODEST_BYTES = 1 << 30
 BYTES_PER_TEXT_BYTE = 64
-FAR_BEYOND = 8  # an index more than this many times the largest index of any other part of the file is a slip
+FAR_BEYOND = 8  # an index more than this many times the largest index of any other part of the file is a mistake
 SHARE_OF_MEMORY = 0.5
 
 logger = logging.getLogger(__name__)
@@ -51,20 +49,19 @@ def read_svmlight(
 ) -> RankingDataset:
     r"""Read lines `label qid:Q i:v i:v ... # comment`, plain or compressed (.gz, .bz2, .zst).
 
-    Several files are read as if they were one: rows are numbered through, and a query id that comes in two
-    files is one query. (Files that number their queries independently are read one by one and concatenated.)
+    - `path`: a file, or several that are read as if they were one: rows are numbered through, and a query id that occurs
+      in two files is one query. (Read files that number their queries independently one by one, and concatenate them.)
+    - `features`: the number of features F; an index beyond it is refused. None takes the largest index in the files,
+      unless that makes the result larger than 1 GiB and than the text justifies, or larger than half of the machine's
+      memory: then it is refused.
+    - `groups`: for files without qid, a side file each, with the number of rows of one query per line; queries are
+      numbered from 0.
+    - `missing`: the value of features that a line does not name: a number that float32 holds, or NaN.
+    - `scattered`: where the rows of a query are not together, "group" moves them to the query's first row (`rows` of the
+      result remembers where they were) and "refuse" raises an error.
+    - `progress`: called with the bytes read so far and the bytes of all files.
 
-    - features: the width F; an index beyond it is refused. None: the largest index in the files.
-    - groups: a side file, one per file, with the number of rows of each query, for files without qid;
-      queries are then numbered from 0.
-      Where that would make a result of more than 1 GiB that the text does not justify, or of more than half of
-      the machine's memory, it is refused; give the width.
-    - missing: the value of features a line does not name: a number that float32 holds, or NaN.
-    - scattered: rows of a query that do not lie together are put together in order of the query's first
-      appearance ("group"; `rows` of the result remembers where they were) or refused ("refuse").
-    - progress: called with the bytes read so far and the bytes of all files.
-
-    What breaks the rules of `rankgrad.data.svmlight.line` raises a ValueError that begins with file:line:column.
+    A line that breaks the rules of `rankgrad.data.svmlight.line` raises a ValueError that begins with file:line:column.
     A number beyond float32 becomes the largest float32: `provenance["clamped"]` counts these,
     `provenance["first_clamped"]` is the place of the first, and a warning is logged.
 
@@ -79,11 +76,10 @@ def read_svmlight(
     paths = _as_paths("path", path)
     sides = None if groups is None else _as_paths("groups", groups)
     if sides is not None and len(sides) != len(paths):
-        raise ValueError(f"groups= names {len(sides)} files for {len(paths)} data files; expected one for each")
+        raise ValueError(f"groups has {len(sides)} side files for {len(paths)} data files; expected one for each")
     features = None if features is None else whole("features", features, 1)
     missing = as_missing(missing)
-    if scattered not in ("group", "refuse"):
-        raise ValueError(f"scattered={scattered!r}; expected 'group' or 'refuse'")
+    one_of("scattered", scattered, ("group", "refuse"))
 
     reading = _Reading(GrowingMatrix(missing), features or 0, fixed=features is not None)
     _read(paths, reading, wants_qid=sides is None, progress=progress)
@@ -91,7 +87,7 @@ def read_svmlight(
     if sides is None:
         order, offsets, query_ids = group_rows(qids)
         if order is not None and scattered == "refuse":
-            raise _refuse_scattered(paths, qids)
+            raise _scattered_error(paths, qids)
     else:
         per_file = zip(sides, paths, reading.rows_per_file)
         sizes = np.concatenate([_read_groups(side, file, rows) for side, file, rows in per_file])
@@ -124,7 +120,7 @@ def read_svmlight(
 
 @dataclass
 class _Reading:
-    """What the blocks read so far amount to, in file order."""
+    """The blocks read so far, put together in file order."""
 
     matrix: GrowingMatrix
     width: int  # fixed by the caller, or the largest index so far
@@ -158,7 +154,7 @@ class _Reading:
         self.rows_per_file[-1] += len(block.labels)
 
     def _refuse_absurd_width(self, more_rows: int) -> None:
-        """Refuse a width that nothing justifies: a slip in one index must not eat the memory."""
+        """Refuse a width that nothing justifies: a mistake in one index must not use up the memory."""
         size = 4 * self.width * (self.matrix.rows + more_rows)
         if self.widest is None or size <= MODEST_BYTES:
             return
@@ -181,7 +177,7 @@ class _Reading:
 
 
 def memory_bytes() -> int | None:
-    """The machine's memory, where the system tells."""
+    """The machine's memory, where the system reports it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -195,12 +191,12 @@ def _read(
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Read the files in order: several threads parse blocks, this one puts them together."""
-    affinity = getattr(os, "sched_getaffinity", None)  # the cores we may use, where the system tells
+    affinity = getattr(os, "sched_getaffinity", None)  # the cores this process may use; not on every system
     workers = min(len(affinity(0)) if affinity else os.cpu_count() or 1, 16)
     scratches = [Scratch() for _ in range(workers + 2)]
     limit = reading.width if reading.fixed else MAX_INDEX
     sizes = [path.stat().st_size for path in paths]
-    small = sum(sizes) <= _text.BLOCK  # not worth a thread
+    small = sum(sizes) <= text_files.BLOCK  # not worth a thread
     with ThreadPoolExecutor(workers) as pool:
         for number, path in enumerate(paths):
             reading.rows_per_file.append(0)
@@ -212,7 +208,7 @@ def _read(
                 return pool.submit(parse_block, text, scratch, wants_qid, limit).result
 
             try:
-                for block, text, done in _parsed(blocks(path), start, scratches):
+                for block, text, done in _parsed(text_files.blocks(path), start, scratches):
                     done += sum(sizes[:number])
                     reading.append(block, text, path, lines, done / max(sum(sizes), done))
                     lines += block.lines
@@ -241,8 +237,8 @@ def _parsed(
 ) -> Iterator[tuple[Parsed, bytes, int]]:
     """Blocks in their order, parsed ahead as far as there are scratches: (block, its text, bytes used up).
 
-    A block is valid until the next is asked for. An error of the source waits until the blocks before it
-    were judged, so that the first error in the file is the one raised.
+    A block is valid until the next is asked for. An error of the source is raised after the blocks before it were
+    parsed, so that the first error in the file is the one reported.
     """
     ahead: deque[tuple[Callable[[], Parsed], bytes, int]] = deque()
     failure: ValueError | None = None
@@ -265,14 +261,14 @@ def _parsed(
         raise failure
 
 
-def _refuse_scattered(paths: Sequence[Path], qids: np.ndarray) -> ValueError:
+def _scattered_error(paths: Sequence[Path], qids: np.ndarray) -> ValueError:
     """Name the first row whose query had ended before."""
     path, number, line = _locate(paths, first_return(qids))
     found = re.search(rb"[ \t](qid:[^ \t\r#]*)", line)
     assert found is not None  # the row was accepted
     return ValueError(
         f"{path}:{number}:{found.start(1) + 1}: {quote(found[1])} comes again after other queries; expected the "
-        "rows of a query together; sort the file or read it with scattered='group'"
+        "rows of a query together; sort the file, or pass scattered='group'"
     )
 
 
@@ -280,7 +276,7 @@ def _locate(paths: Sequence[Path], row: int) -> tuple[Path, int, bytes]:
     """File, line number and line of a row of accepted files."""
     for path in paths:
         number = 0
-        for text, _ in blocks(path):
+        for text, _ in text_files.blocks(path):
             for line in text.split(b"\n")[:-1]:
                 number += 1
                 if line.removesuffix(b"\r").partition(b"#")[0].strip(b" \t"):
@@ -298,7 +294,7 @@ def _read_groups(side: Path, file: Path, rows: int) -> np.ndarray:
         raise ValueError(
             f"{side} is empty; expected the number of rows of one query on each line; check how it was made"
         )
-    for text, _ in blocks(side):
+    for text, _ in text_files.blocks(side):
         for line in text.split(b"\n")[:-1]:
             number += 1
             token = line.strip(b" \t\r")

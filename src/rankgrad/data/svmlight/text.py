@@ -1,7 +1,6 @@
-"""Text files as blocks of whole lines: plain or compressed, in bounded memory; what is no text is refused.
+"""Text files as blocks of whole lines: plain or compressed, in bounded memory; files of other formats are refused.
 
-The compression is recognised by the first bytes; a name that promises one which is not there is an error.
-Only this module opens the files that `read_svmlight` reads.
+The compression is recognised by the first bytes; a file named .gz that is not gzip is an error.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import BinaryIO
 from rankgrad.data.svmlight.line import MAX_LINE, quote
 
 BLOCK = 2 << 20  # bytes read at a time: a block and what is parsed from it stay in the processor's cache
-# One byte of zstd can stand for 32 KiB of text, and its decoder knows no limit per call.
+# One byte of zstd can stand for 32 KiB of text, and its decoder has no limit on what one call returns.
 ZSTD_BYTES = 2048
 
 _ARCHIVES = {".gz": b"\x1f\x8b", ".bz2": b"BZh", ".zst": b"\x28\xb5\x2f\xfd"}
 _BOM = b"\xef\xbb\xbf"
-_STRANGERS = (  # first bytes, what that is, what to do
+_FOREIGN_MAGIC = (  # first bytes, what has them, what to do
     (b"\x89PNG", "a PNG image", "give the data file itself"),
     (b"\xff\xd8\xff", "a JPEG image", "give the data file itself"),
     (b"%PDF", "a PDF document", "give the data file itself"),
@@ -48,15 +47,13 @@ def blocks(path: Path) -> Iterator[tuple[bytes, int]]:
     if path.is_dir():
         raise ValueError(f"{path} is a folder; expected a file; give the files in it, or the folder to read_splits")
     if path.exists() and not path.is_file():
-        raise ValueError(
-            f"{path} is no ordinary file but a pipe or device; expected a file; write the text to one first"
-        )
+        raise ValueError(f"{path} is a pipe or a device; expected a regular file; write the text to one first")
     empty = True
     with path.open("rb") as file:
         for text in _whole_lines(_chunks(path, file)):
             if empty:
                 text = text.removeprefix(_BOM)
-                _refuse_strangers(path, text)
+                _refuse_foreign(path, text)
             empty = False
             yield text, file.tell()
     if empty:
@@ -86,7 +83,7 @@ def _chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
     named = path.suffix.lower()
     if start and named in _ARCHIVES and kind is None:
         raise ValueError(
-            f"{path} is named {named} but does not begin like such an archive; expected compressed text; "
+            f"{path} is named {named} but does not begin as such a file does; expected compressed text; "
             "get the file again, or rename it if it is plain text"
         )
     decoders = {None: _plain, ".gz": _gunzip, ".bz2": _bunzip, ".zst": _unzstd}
@@ -96,12 +93,12 @@ def _chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
         if kind is None:
             raise
         raise ValueError(
-            f"{path} is a truncated or corrupt {kind} archive ({error}); expected it whole; get the file again"
+            f"{path} is a truncated or corrupt {kind} file ({error}); expected it whole; get the file again"
         ) from error
 
 
 class _DamagedError(Exception):
-    """Compressed data that breaks off or goes on with something else."""
+    """Compressed data that is cut short or followed by something else."""
 
 
 def _plain(file: BinaryIO) -> Iterator[bytes]:
@@ -116,13 +113,13 @@ def _gunzip(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _bunzip(file: BinaryIO) -> Iterator[bytes]:
-    # Not bz2.BZ2File: it takes garbage after the last stream for the end.
+    # Not bz2.BZ2File: it silently ignores garbage after the last stream.
     data = file.read(BLOCK)
     while data:
         decoder = bz2.BZ2Decompressor()
         while not decoder.eof:
             if decoder.needs_input and not data and not (data := file.read(BLOCK)):
-                raise _DamagedError("it breaks off")
+                raise _DamagedError("it is cut short")
             chunk = decoder.decompress(data, BLOCK)
             data = b""
             if chunk:
@@ -138,14 +135,14 @@ def _unzstd(file: BinaryIO) -> Iterator[bytes]:
             f"{file.name} is compressed with zstd, which needs the zstandard package; "
             "install it: pip install 'rankgrad[zstd]'"
         ) from error
-    # Not its stream_reader: it takes a truncated file for the end.
+    # Not its stream_reader: it ends a truncated file without an error.
     pending: list[bytes] = []
     data = file.read(ZSTD_BYTES)
     while data:
         decoder = zstandard.ZstdDecompressor().decompressobj()
         while not decoder.eof:
             if not data and not (data := file.read(ZSTD_BYTES)):
-                raise _DamagedError("it breaks off")
+                raise _DamagedError("it is cut short")
             try:
                 pending.append(decoder.decompress(data))
             except zstandard.ZstdError as error:
@@ -164,10 +161,10 @@ def _pieces(parts: list[bytes]) -> Iterator[bytes]:
         yield whole[start : start + BLOCK]
 
 
-def _refuse_strangers(path: Path, start: bytes) -> None:
+def _refuse_foreign(path: Path, start: bytes) -> None:
     head = start.lstrip(b" \t\n")
     before = start[: len(start) - len(head)]
-    for magic, what, remedy in _STRANGERS:
+    for magic, what, remedy in _FOREIGN_MAGIC:
         if head.startswith(magic):
             number, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
             token = quote(head.split(maxsplit=1)[0])
