@@ -20,7 +20,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import is_text_folder, read_splits
 from rankgrad.data.prepare import prepare, set_aside
 from rankgrad.files import write_atomically
-from rankgrad.runs.provenance import judged
+from rankgrad.runs.folder import kept_split
 from rankgrad.training.config import Config, Data
 from rankgrad.training.data import ScaledSplits, load_splits, open_scaled, save_scaled
 
@@ -148,7 +148,7 @@ def _read(
         splits |= set_aside(splits["train"], Path(source))
         notes = ("there is no validation split: a quarter of the train queries, always the same, was set aside",)
         names.discard("vali")
-    if judged(splits) != "test":
+    if kept_split(splits) != "test":
         raise ValueError(
             f"no query in the test split of {source} has a relevant document, so that no model is better than another there; "
             "expected labels above 0; look at the labels"

@@ -17,8 +17,8 @@ from torch import Tensor
 from rankgrad.files import write_atomically
 from rankgrad.losses.neural import neural_ndcg
 from rankgrad.metrics import ndcg
-from rankgrad.runs.compare import table
-from rankgrad.runs.provenance import CONVENTION
+from rankgrad.runs.folder import CONVENTION
+from rankgrad.runs.text import table
 from rankgrad.sorting import neural_sort
 
 # --- table 1 -----------------------------------------------------------------------------------------------------------

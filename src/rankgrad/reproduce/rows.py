@@ -8,8 +8,7 @@ documents are in the current top k (`pairs="both"`). Rows without a number of th
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rankgrad.training.config import Config, Data, Loss, Option
-from rankgrad.training.recipes import RECIPES, dasalc
+from rankgrad.training.config import RECIPES, Config, Data, Loss, Option, dasalc
 from rankgrad.trees.fit import TreeConfig
 
 TABLE_RECIPES = ("paper", "small")

@@ -37,12 +37,12 @@ from rankgrad.reproduce.trials import (
     trials_of,
     values_of,
 )
-from rankgrad.runs.compare import RULES, as_json, table
 from rankgrad.runs.ensemble import mean_of_standardised
-from rankgrad.runs.provenance import CONVENTION
+from rankgrad.runs.folder import CONVENTION
 from rankgrad.runs.run import Run
+from rankgrad.runs.text import RULES, as_json, table
 from rankgrad.training.config import Config
-from rankgrad.training.evaluate import judge
+from rankgrad.training.evaluate import measure
 from rankgrad.trees.fit import TreeConfig, missing
 
 
@@ -150,7 +150,7 @@ def _ensemble(experiment: Experiment, trials: Sequence[Trial]) -> dict[str, np.n
     for fold in experiment.folds:
         test = raw_splits(fold.path, fold.path_fold)["test"]
         runs = [Run.open(trial.folder, experiment.device) for trial in trials if trial.fold == fold.fold]
-        of_folds.append(judge(mean_of_standardised([run.score(test) for run in runs], test.offsets), test, METRICS))
+        of_folds.append(measure(mean_of_standardised([run.score(test) for run in runs], test.offsets), test, METRICS))
     return {metric: np.concatenate([values[metric] for values in of_folds])[None] for metric in METRICS}
 
 

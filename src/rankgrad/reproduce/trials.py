@@ -30,6 +30,7 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from rankgrad.checks import one_of, whole
+from rankgrad.errors import InterruptedRunError
 from rankgrad.files import write_atomically
 from rankgrad.reproduce.data import (
     Fold,
@@ -42,12 +43,11 @@ from rankgrad.reproduce.data import (
     scaled_splits,
 )
 from rankgrad.reproduce.rows import ROWS, TABLE_RECIPES, Setting, config_of
-from rankgrad.runs.folder import kept
-from rankgrad.runs.run import advance, begin
+from rankgrad.runs.folder import is_finished, read_config, read_per_query
+from rankgrad.runs.run import train_run
 from rankgrad.runs.trees import fit_trees_run
-from rankgrad.training.build import resolve
-from rankgrad.training.config import Config, Train, load
-from rankgrad.training.distributed import InterruptedRunError
+from rankgrad.training.build import validate
+from rankgrad.training.config import Config, Train
 from rankgrad.training.progress import make_bar
 from rankgrad.trees.fit import TreeConfig
 
@@ -98,7 +98,7 @@ class Trial:
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to do."""
-        return (self.folder / "report.json").is_file()
+        return is_finished(self.folder)
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def open_experiment(request: Request, kind: str, *, quiet: bool) -> Experiment:
     whole("--jobs", request.jobs, 1)
     if request.epochs is not None:
         whole("--epochs", request.epochs, 1)
-    device = resolve(Config(train=Train(device=request.device))).train.device
+    device = validate(Config(train=Train(device=request.device))).train.device
     dataset, source = find_source(request.dataset, request.data)
     numbers = choose_folds(source, dataset, request.folds)
     out = request.out or Path("runs") / _default_name(kind, dataset, source, request)
@@ -265,8 +265,8 @@ def _expect_same_recipe(trial: Trial) -> None:
     """Refuse a run that was begun with another configuration; threads and the place of the lists may differ."""
     if isinstance(trial.config, TreeConfig) or not (trial.folder / "config.toml").is_file():
         return
-    found = load(trial.folder / "config.toml")
-    asked = resolve(trial.config)
+    found = read_config(trial.folder)
+    asked = validate(trial.config)
     train = dataclasses.replace(asked.train, threads=found.train.threads)
     data = dataclasses.replace(asked.data, path=found.data.path)
     if found != dataclasses.replace(asked, train=train, data=data):
@@ -313,9 +313,10 @@ def train_trial(trial: Trial) -> dict[str, Any] | str:
         if isinstance(trial.config, TreeConfig):
             fit_trees_run(trial.folder, trial.config, raw_splits(trial.config.path, trial.config.fold))
         else:
-            if not (trial.folder / "config.toml").is_file():
-                begin(trial.config, trial.folder)
-            for _ in advance(trial.folder, read=lambda *_: scaled_splits(trial.scaled)):
+            begun = (trial.folder / "config.toml").is_file()
+            for _ in train_run(
+                trial.folder, None if begun else trial.config, read=lambda *_: scaled_splits(trial.scaled)
+            ):
                 pass
         return _line(trial.folder)
     except (ValueError, MemoryError, RuntimeError) as error:
@@ -401,7 +402,7 @@ def values_of(
 
 def _values(trials: Sequence[Trial], metrics: Sequence[str]) -> dict[str, np.ndarray]:
     """Per-query values [seeds, queries] of each metric, the queries of the folds one after the other."""
-    found = {(trial.seed, trial.fold): kept(trial.folder) for trial in trials}
+    found = {(trial.seed, trial.fold): read_per_query(trial.folder) for trial in trials}
     seeds, folds = sorted({seed for seed, _ in found}), sorted({fold for _, fold in found})
     for fold in folds:
         if any(found[seed, fold].query_ids != found[seeds[0], fold].query_ids for seed in seeds):

@@ -5,18 +5,20 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.files import write_atomically
-from rankgrad.runs.provenance import record, versions, wanted
-from rankgrad.training.evaluate import judge
+from rankgrad.runs.folder import TREES, metrics_to_measure, write_results
+from rankgrad.runs.provenance import versions
+from rankgrad.training.evaluate import measure
 from rankgrad.trees.fit import MODEL_FILES, OBJECTIVES, TreeConfig, best_of, fit, version_of
 
 
-def fit_trees_run(folder: Path, config: TreeConfig, splits: Mapping[str, RankingDataset]) -> None:
-    """Fit trees and write their folder, which `compare` and `report` read like that of a run; report.json comes last."""
+def fit_trees_run(folder: Path, config: TreeConfig, splits: Mapping[str, RankingDataset]) -> dict[str, Any]:
+    """Fit trees and write their folder, which `compare` and `report` read like that of a run; its report."""
     started = time.perf_counter()
     versions()  # asks for the commit now, not when something else may have been checked out
     trees, tried = fit(config, splits)
@@ -28,13 +30,13 @@ def fit_trees_run(folder: Path, config: TreeConfig, splits: Mapping[str, Ranking
         "chosen": best_of(tried),
         "tried": tried,
     }
-    write_atomically(folder / "trees.json", (json.dumps(facts, indent=2) + "\n").encode())
-    record(
+    write_atomically(folder / TREES, (json.dumps(facts, indent=2) + "\n").encode())
+    return write_results(
         folder,
         splits,
         {
-            split: judge(trees.score(splits[split]), splits[split], metrics)
-            for split, metrics in wanted(splits, config.metrics).items()
+            split: measure(trees.score(splits[split]), splits[split], metrics)
+            for split, metrics in metrics_to_measure(splits, config.metrics).items()
         },
         config.metrics,
         {

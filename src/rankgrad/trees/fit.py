@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.training.evaluate import judge, mean
+from rankgrad.training.evaluate import mean, measure
 
 METRIC = "ndcg@10"  # chooses among settings, on the validation split
 PATIENCE = 50  # rounds without a better validation metric before boosting stops
@@ -77,7 +77,7 @@ def fit(config: TreeConfig, splits: Mapping[str, RankingDataset]) -> tuple[Fitte
     best: FittedTrees | None = None  # the others are let go of: each holds a copy of the train split
     for settings in grid(config)[: None if config.tuned else 1]:
         trees = LIBRARIES[config.library](config, settings, splits["train"], splits["vali"] if config.tuned else None)
-        value = mean(judge(trees.score(splits["vali"]), splits["vali"], [METRIC])[METRIC], 1.0)
+        value = mean(measure(trees.score(splits["vali"]), splits["vali"], [METRIC])[METRIC], 1.0)
         tried.append({**settings, "rounds": trees.kept, "validation": value})
         best = trees if best is None or best_of(tried) is tried[-1] else best
     assert best is not None
