@@ -1,12 +1,15 @@
-"""Files that appear whole or not at all, and tensors with facts in checksummed safetensors. No pickle is ever loaded.
+"""Files and folders that appear whole or not at all, and tensors with facts in checksummed safetensors.
 
-A file that was cut short or changed later is refused by name. Equal contents give equal bytes.
+No pickle is ever loaded. A file that was cut short or changed later is refused by name. Equal contents give equal bytes.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,34 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, f"{error.strerror}; the file was left as it was", str(path)) from None
     fsync_folder(path.parent)
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A new folder to fill beside the target; at the end it replaces the target, after an error it is removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    building = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    building.mkdir()  # beside the target: renaming is atomic within a file system only
+    try:
+        yield building
+        if target.exists():
+            _swap(building, target)
+        else:
+            building.rename(target)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def _swap(building: Path, target: Path) -> None:
+    old = building.with_name(building.name + ".old")
+    target.rename(old)
+    try:
+        building.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -67,7 +98,11 @@ def unpack(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]
         entry = json.loads(header[ENTRY]) if ENTRY in header else header  # before 0.1.0 there were three entries
     except (SafetensorError, ValueError, LookupError, AssertionError, RuntimeError) as error:
         raise ValueError(f"{name} is cut short or damaged ({error}); expected a file written by rankgrad") from None
-    if not isinstance(entry, dict) or str(entry.get("format")) != str(FORMAT) or not {"facts", "checksum"} <= entry.keys():
+    if (
+        not isinstance(entry, dict)
+        or str(entry.get("format")) != str(FORMAT)
+        or not {"facts", "checksum"} <= entry.keys()
+    ):
         found = entry.get("format") if isinstance(entry, dict) else None
         raise ValueError(f"{name} is of format {found!r}; expected {FORMAT}, written by rankgrad")
     if entry["checksum"] != _checksum(tensors, entry["facts"]):

@@ -1,22 +1,21 @@
-"""The folder a dataset is saved in: one .npy file per array and a JSON manifest a person can read.
+"""The folder a dataset is saved in: one .npy file per array, to be mapped into memory, and a JSON manifest to read.
 
-This file may write and read such folders; it does not know what the arrays mean. A folder appears complete
-or not at all, and what is opened is what was saved: sizes and checksums are compared with the manifest.
+A folder appears complete or not at all, and what is opened is what was saved: sizes and checksums are compared with the
+manifest.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import uuid
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from rankgrad.files import replacing
 
 FORMAT = "rankgrad dataset"
 VERSION = 1
@@ -59,23 +58,6 @@ def is_saved(folder: Path) -> bool:
     return all(path.name in own and path.is_file() for path in folder.iterdir())
 
 
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """A new folder to fill, beside the target; it takes the target's place at the end, or goes if something fails."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    building = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
-    building.mkdir()  # beside the target: renaming is atomic within a file system only
-    try:
-        yield building
-        if target.exists():
-            _swap(building, target)
-        else:
-            building.rename(target)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
-
-
 def read_folder(source: Path, *, verify: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays mapped read-only into memory, and the manifest; a ValueError names what does not agree.
 
@@ -111,17 +93,6 @@ def _write_array(path: Path, array: np.ndarray) -> dict[str, Any]:
         "crc32": _crc32(path),
         "sampled_crc32": _sampled_crc32(path),
     }
-
-
-def _swap(building: Path, target: Path) -> None:
-    old = building.with_name(building.name + ".old")
-    target.rename(old)
-    try:
-        building.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    shutil.rmtree(old)
 
 
 def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:

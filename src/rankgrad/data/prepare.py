@@ -10,7 +10,8 @@ from typing import Any
 
 from rankgrad.data.catalogue import CATALOGUE, SPLITS, Entry, Progress, read_layout, recognise
 from rankgrad.data.dataset import Description, RankingDataset
-from rankgrad.data.folder import is_saved, replacing
+from rankgrad.data.folder import is_saved
+from rankgrad.files import replacing
 
 SUMMARY = "summary.txt"
 VALIDATION_SEED = 0
