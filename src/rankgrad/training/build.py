@@ -27,8 +27,10 @@ Loss = LossSpec | Callable[..., Tensor] | None  # a caller's own, None: that of 
 
 
 def as_spec(loss: LossSpec | Callable[..., Tensor]) -> LossSpec:
-    """A caller's own loss: as it is, or a bare function with the signature of every loss."""
-    return loss if isinstance(loss, LossSpec) else LossSpec(loss)
+    """A caller's own loss: as it is, or a bare function with the signature of every loss; ours have their line of the table."""
+    if isinstance(loss, LossSpec):
+        return loss
+    return next((spec for spec in LOSS_TABLE if spec.function is loss), None) or LossSpec(loss)
 
 
 def parse_loss(text: str) -> tuple[LossSpec, dict[str, Any]]:
@@ -42,7 +44,10 @@ def parse_loss(text: str) -> tuple[LossSpec, dict[str, Any]]:
     if name not in LOSSES:
         near = difflib.get_close_matches(name, LOSSES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{text!r} is not a loss; expected one of {', '.join(LOSSES)}{hint}")
+        raise ValueError(
+            f"{text!r} is not a loss; expected one of {', '.join(LOSSES)}{hint}; a loss of your own is not kept in files: "
+            "pass the function as loss= again"
+        )
     spec = next((spec for spec in LOSS_TABLE if spec.name == name), None) or LossSpec(LOSSES[name], name)
     return spec, _cutoff(spec, text)
 
