@@ -21,14 +21,17 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from sklearn.utils.validation import _num_samples
 
+from rankgrad.core.lists import prepare, reduce
 from rankgrad.data.load import read_splits
+from rankgrad.data.scaling import Scaling
 from rankgrad.estimator import NeuralRanker
 from rankgrad.files import save_tensors
-from rankgrad.losses import LOSSES
+from rankgrad.losses import LOSSES, LossSpec
+from rankgrad.losses.informative import has_document, has_pair
 from rankgrad.metrics import ndcg
-from rankgrad.runs import run
+from rankgrad.runs.run import Run, train_run
 from rankgrad.training import config as settings
-from rankgrad.training.build import resolve
+from rankgrad.training.build import validate
 from rankgrad.training.config import Config
 
 SMALL = {"width": 8, "layers": 1, "feedforward": 16, "hidden": (8,), "epochs": 3, "device": "cpu", "random_state": 0}
@@ -93,7 +96,7 @@ EXCLUDED = {
     ],
     expected_failed_checks=lambda estimator: EXCLUDED[type(estimator)],
 )
-@pytest.mark.filterwarnings("ignore:no query teaches")  # some of its lists have one grade
+@pytest.mark.filterwarnings("ignore:.* can learn from no query")  # some of its lists have one grade
 def test_the_battery_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -131,13 +134,12 @@ def rows_of(data):
 
 
 def test_scores_are_those_of_a_run_with_a_validation_split(tmp_path):
-    run.begin(config_of_a_run("synthetic:tiny"), tmp_path / "run")
-    list(run.advance(tmp_path / "run"))
+    list(train_run(tmp_path / "run", config_of_a_run("synthetic:tiny")))
     splits = read_splits("synthetic:tiny")
     X, y, qid = rows_of(splits["train"])
     ranker = ranker_of_that_run().fit(X, y, qid=qid, eval_set=rows_of(splits["vali"]))
     X, y, qid = rows_of(splits["test"])
-    theirs = run.Run.open(tmp_path / "run", device="cpu")
+    theirs = Run.open(tmp_path / "run", device="cpu")
     assert np.array_equal(ranker.predict(X, qid=qid), theirs.score(splits["test"]))
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert ranker.best_epoch_ == report["best_epoch"]
@@ -148,16 +150,15 @@ def test_scores_are_those_of_a_run_with_a_validation_split(tmp_path):
 def test_scores_are_those_of_a_run_that_holds_queries_out(tmp_path):
     data = read_splits("synthetic:tiny")["train"]
     data.save(tmp_path / "data")
-    run.begin(config_of_a_run(str(tmp_path / "data"), patience=2), tmp_path / "run")
-    list(run.advance(tmp_path / "run"))
+    list(train_run(tmp_path / "run", config_of_a_run(str(tmp_path / "data"), patience=2)))
     X, y, qid = rows_of(data)
     ranker = ranker_of_that_run(patience=2).fit(X, y, qid=qid)
-    assert np.array_equal(ranker.predict(X, qid=qid), run.Run.open(tmp_path / "run", device="cpu").score(data))
+    assert np.array_equal(ranker.predict(X, qid=qid), Run.open(tmp_path / "run", device="cpu").score(data))
 
 
 def test_defaults_are_those_of_a_configuration():
     ours = NeuralRanker(random_state=0)._config()
-    assert dataclasses.replace(ours, data=dataclasses.replace(ours.data, path="synthetic")) == resolve(Config())
+    assert dataclasses.replace(ours, data=dataclasses.replace(ours.data, path="synthetic")) == validate(Config())
 
 
 def test_every_parameter_reaches_the_configuration():
@@ -238,6 +239,88 @@ def test_nothing_global_is_changed():
     pickle.loads(pickle.dumps(ranker))
     assert world() == before
     assert all(np.array_equal(a, b) for a, b in zip(kept, (X, y, qid)))
+
+
+# --- a loss of one's own ----------------------------------------------------------------------------------------------
+
+
+def hinge(scores, labels, mask=None, *, margin=1.0, reduction="mean", check=None):
+    lists = prepare(scores, labels, mask, check)
+    higher = lists.labels[..., :, None] > lists.labels[..., None, :]
+    pairs = higher & lists.mask[..., :, None] & lists.mask[..., None, :]
+    gaps = lists.scores[..., :, None] - lists.scores[..., None, :]
+    values = torch.where(pairs, (margin - gaps).relu(), 0.0).sum((-2, -1))
+    return reduce(values, has_pair(lists.labels, lists.mask), lists, reduction)
+
+
+OWN = {"function": hinge, "spec": LossSpec(hinge, counts=has_pair)}
+
+
+@pytest.mark.parametrize("loss", OWN.values(), ids=OWN)
+def test_a_loss_of_ones_own_is_fitted_cloned_and_kept(loss, tmp_path):
+    X, y, qid = documents()
+    ranker = NeuralRanker(**SMALL | {"loss": loss, "loss_options": {"margin": 0.5}}).fit(X, y, qid=qid)
+    assert ranker.config_.loss == settings.Loss("hinge", {"margin": 0.5})
+    scores = ranker.predict(X, qid=qid)
+    other_margin = clone(ranker).set_params(loss_options=None).fit(X, y, qid=qid)
+    assert not np.array_equal(other_margin.predict(X, qid=qid), scores)
+    again = clone(ranker)
+    assert not hasattr(again, "ranker_")
+    assert np.array_equal(again.fit(X, y, qid=qid).predict(X, qid=qid), scores)
+    pickled = pickle.loads(pickle.dumps(ranker))
+    assert pickled.loss == loss and np.array_equal(pickled.predict(X, qid=qid), scores)
+    ranker.save(tmp_path / "r.safetensors")
+    loaded = NeuralRanker.load(tmp_path / "r.safetensors")
+    assert loaded.loss == "hinge" and np.array_equal(loaded.predict(X, qid=qid), scores)
+    with pytest.raises(ValueError, match="'hinge' is not a loss.*loss= again"):
+        loaded.fit(X, y, qid=qid)
+    assert np.array_equal(loaded.set_params(loss=loss).fit(X, y, qid=qid).predict(X, qid=qid), scores)
+
+
+@pytest.mark.parametrize("loss", OWN.values(), ids=OWN)
+def test_a_loss_of_ones_own_is_averaged_over_the_lists_that_count(loss):
+    X, y, qid = documents()
+    flat = np.isin(qid, [101, 103, 105])
+    y[flat] = 0  # no pair in them
+    whole_batch = SMALL | {"loss": loss, "scaling": "none", "batch_size": 100, "dropout": 0.0, "epochs": 1}
+    ranker = NeuralRanker(**whole_batch).fit(X, y, qid=qid)
+    alone = NeuralRanker(**whole_batch).fit(X[~flat], y[~flat], qid=qid[~flat])
+    assert ranker.history_[0]["loss"] == pytest.approx(alone.history_[0]["loss"], rel=1e-6)
+
+
+def test_a_loss_that_needs_several_outputs_or_tanh_says_so():
+    X, y, qid = documents()
+
+    def graded(scores, labels, mask=None, *, reduction="mean", check=None):
+        return LOSSES["ordinal"](scores, labels, mask, reduction=reduction, check=check)
+
+    spec = LossSpec(graded, counts=has_document, units=lambda highest: highest, tanh=True)
+    ranker = NeuralRanker(**SMALL | {"loss": spec}).fit(X, y, qid=qid)
+    assert ranker.model_.output.out_features == y.max() and ranker.ranker_.tanh
+    assert ranker.predict(X, qid=qid).shape == (len(X),)
+
+
+@pytest.mark.parametrize("name", ["neural_ndcg", "lambdarank", "rmse"])
+def test_a_loss_of_ours_given_as_a_function_is_that_loss(name):
+    X, y, qid = documents()
+    by_name = NeuralRanker(**SMALL | {"loss": name}).fit(X, y, qid=qid)
+    by_function = NeuralRanker(**SMALL | {"loss": LOSSES[name]}).fit(X, y, qid=qid)
+    assert same_weights(by_name, by_function) and by_name.config_ == by_function.config_
+
+
+def test_what_was_learned_is_there_after_fit_and_not_before():
+    ranker = NeuralRanker(**SMALL)
+    names = ("ranker_", "model_", "scaling_", "config_", "history_", "best_epoch_", "best_score_", "n_features_in_")
+    assert not any(hasattr(ranker, name) for name in names)
+    for name in ("model_", "scaling_", "config_"):
+        with pytest.raises(AttributeError, match="not fitted.*call fit"):
+            getattr(ranker, name)
+    X, y, qid = documents()
+    ranker.fit(X, y, qid=qid)
+    assert all(hasattr(ranker, name) for name in names)
+    assert ranker.model_ is ranker.ranker_.model and isinstance(ranker.model_, torch.nn.Module)
+    assert ranker.scaling_ is ranker.ranker_.scaling and isinstance(ranker.scaling_, Scaling)
+    assert ranker.config_ is ranker.ranker_.config and isinstance(ranker.config_, Config)
 
 
 # --- validation and early stopping ------------------------------------------------------------------------------------
@@ -386,12 +469,12 @@ def test_small_and_flat_data():
     assert NeuralRanker(**SMALL).fit(X[one], y[one], qid=qid[one]).score(X[one], y[one], qid=qid[one]) > 0
     for grades in (np.zeros(len(y)), np.full(len(y), 2.0)):
         ranker = NeuralRanker(**SMALL | {"loss": "lambdarank"})
-        with pytest.warns(UserWarning, match="no query teaches lambdarank anything.*look at y and qid"):
+        with pytest.warns(UserWarning, match="lambdarank can learn from no query.*look at y and qid"):
             ranker.fit(X, grades, qid=qid)
         assert ranker.score(X, grades, qid=qid) == 1.0
-    with pytest.warns(UserWarning, match="no query teaches"):  # every row a query of its own
+    with pytest.warns(UserWarning, match="neural_ndcg can learn from no query"):  # every row a query of its own
         NeuralRanker(**SMALL).fit(X, y, qid=np.arange(len(X)))
-    with pytest.warns(UserWarning, match="no query teaches"):
+    with pytest.warns(UserWarning, match="neural_ndcg can learn from no query"):
         ranker = NeuralRanker(**SMALL).fit(X[:1], y[:1], qid=[1])
     assert ranker.predict(X[:1], qid=[1]).shape == (1,)
     assert NeuralRanker(**SMALL).fit(X[:, :1], y, qid=qid).n_features_in_ == 1
@@ -399,13 +482,13 @@ def test_small_and_flat_data():
 
 def test_nothing_to_choose_by_and_grades_that_are_none(capsys):
     X, y, qid = documents()
-    with pytest.warns(UserWarning, match="no query to judge epochs by has a relevant document.*look at eval_set"):
+    with pytest.warns(UserWarning, match="no query .*relevant document.*look at eval_set"):
         ranker = NeuralRanker(**SMALL).fit(X, y, qid=qid, eval_set=(X, np.zeros(len(y)), qid))
     assert ranker.best_epoch_ == 1
-    with pytest.warns(UserWarning, match="no query to judge epochs by has a relevant document for map, .* from 1 on"):
+    with pytest.warns(UserWarning, match="no query .*relevant document for map.*from 1 on"):
         NeuralRanker(**SMALL | {"metric": "map"}).fit(X, y, qid=qid, eval_set=(X, y / 10, qid))
     clicks = np.where(y > 0, 3000, 0)
-    words = "a label of query .* is 3000, .* of which {} is made, .*; map your labels to grades, or choose a {} without gains"
+    words = "label 3000 of query .* {}.*overflows.*map your labels to grades, or choose a {} without gains"
     with pytest.raises(ValueError, match=words.format("ndcg@10", "metric")):
         NeuralRanker(**SMALL | {"loss": "rmse"}).fit(X, clicks, qid=qid)
     for loss in ("lambdarank@3", "xe_ndcg"):
@@ -556,7 +639,8 @@ def test_progress_is_shown_on_request(capsys):
 def test_without_scikit_learn_the_install_line_is_said():
     code = "import sys; sys.modules['sklearn'] = None; sys.modules['sklearn.base'] = None; import rankgrad.estimator"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
-    assert said.strip().endswith("ImportError: NeuralRanker needs scikit-learn 1.6 or newer; pip install scikit-learn")
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("ImportError") and "scikit-learn 1.6" in last and "pip install 'rankgrad[sklearn]'" in last
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -569,36 +653,40 @@ def changed(array, place, value):
 
 
 REFUSED = {
-    "fit needs qid.*pass fit": lambda X, y, q: {"qid": None},
-    r"qid has shape \(3,\); expected the query id": lambda X, y, q: {"qid": q[:3]},
-    "qid holds float64 values": lambda X, y, q: {"qid": q + 0.5},
-    "qid holds float64 values that are no ids": lambda X, y, q: {"qid": changed(q, 0, np.nan)},
-    "qid holds float64 values that are": lambda X, y, q: {"qid": q * 2.0**60},  # floats that skip integers
-    "qid (holds|is) object.* expected": lambda X, y, q: {"qid": np.array(["a", *q[1:]], dtype=object)},
-    "qid (holds|is) object": lambda X, y, q: {"qid": [None, *q[1:]]},
-    "inconsistent numbers of samples": lambda X, y, q: {"y": y[:-1]},
-    r"y\[4\] is -1.0; expected grades": lambda X, y, q: {"y": changed(y, 4, -1), "qid": q[::-1]},
-    "y contains NaN": lambda X, y, q: {"y": changed(y, 4, np.nan)},
-    "expected grades of relevance": lambda X, y, q: {"y": np.where(y > 0, "good", "bad")},
-    "X contains infinity": lambda X, y, q: {"X": changed(X, (0, 0), np.inf)},
-    "sample_weight has shape": lambda X, y, q: {"sample_weight": np.ones(5)},
-    "sample_weight differs within query 101": lambda X, y, q: {"sample_weight": changed(q, np.argmax(q == 101), 7)},
-    "sample_weight holds a negative": lambda X, y, q: {"sample_weight": -q},
-    "sample_weight holds a negative or non-finite": lambda X, y, q: {"sample_weight": np.full(len(q), np.inf)},
-    "sample_weight is zero": lambda X, y, q: {"sample_weight": 0 * q},
-    "eval_set has 2 parts and eval_qid is None": lambda X, y, q: {"eval_set": (X, y)},
-    "eval_set has 2 parts": lambda X, y, q: {"eval_set": [(X, y, q), (X, y, q)]},
-    "eval_qid was given without eval_set": lambda X, y, q: {"eval_qid": q},
-    "eval_set is of type ndarray": lambda X, y, q: {"eval_set": X},
-    "eval_qid has shape": lambda X, y, q: {"eval_set": (X, y, q[1:])},
-    "5 features.*expecting 4|expecting 4 features": lambda X, y, q: {"eval_set": (X[:, :3], y, q)},
+    "no qid": ("fit needs qid.*pass fit", lambda X, y, q: {"qid": None}),
+    "short qid": (r"qid .*\(3,\).*expected the query id", lambda X, y, q: {"qid": q[:3]}),
+    "qid with halves": ("qid .*float64", lambda X, y, q: {"qid": q + 0.5}),
+    "qid with nan": ("qid .*float64", lambda X, y, q: {"qid": changed(q, 0, np.nan)}),
+    "qid whose floats skip integers": ("qid .*float64", lambda X, y, q: {"qid": q * 2.0**60}),
+    "qid of two kinds": ("qid .*object.*expected", lambda X, y, q: {"qid": np.array(["a", *q[1:]], dtype=object)}),
+    "qid with None": ("qid .*object", lambda X, y, q: {"qid": [None, *q[1:]]}),
+    "short y": ("inconsistent numbers of samples", lambda X, y, q: {"y": y[:-1]}),
+    "negative grade": (r"y\[4\] is -1.0.*expected grades", lambda X, y, q: {"y": changed(y, 4, -1), "qid": q[::-1]}),
+    "y with nan": ("y contains NaN", lambda X, y, q: {"y": changed(y, 4, np.nan)}),
+    "y of words": ("expected grades", lambda X, y, q: {"y": np.where(y > 0, "good", "bad")}),
+    "infinite feature": ("X contains infinity", lambda X, y, q: {"X": changed(X, (0, 0), np.inf)}),
+    "few weights": ("sample_weight has shape", lambda X, y, q: {"sample_weight": np.ones(5)}),
+    "weights within a query": (
+        "sample_weight .*query 101",
+        lambda X, y, q: {"sample_weight": changed(q, np.argmax(q == 101), 7)},
+    ),
+    "negative weight": ("sample_weight .*negative", lambda X, y, q: {"sample_weight": -q}),
+    "infinite weight": ("sample_weight .*non-finite", lambda X, y, q: {"sample_weight": np.full(len(q), np.inf)}),
+    "zero weights": ("sample_weight is zero", lambda X, y, q: {"sample_weight": 0 * q}),
+    "no eval_qid": ("eval_set has 2 parts and eval_qid is None", lambda X, y, q: {"eval_set": (X, y)}),
+    "two eval sets": ("eval_set has 2 parts", lambda X, y, q: {"eval_set": [(X, y, q), (X, y, q)]}),
+    "eval_qid alone": ("eval_qid .*without eval_set", lambda X, y, q: {"eval_qid": q}),
+    "eval_set an array": ("eval_set .*ndarray", lambda X, y, q: {"eval_set": X}),
+    "short eval_qid": ("eval_qid .*shape", lambda X, y, q: {"eval_set": (X, y, q[1:])}),
+    "narrow eval_set": ("expecting 4 features", lambda X, y, q: {"eval_set": (X[:, :3], y, q)}),
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_bad_data_is_refused(message):
+@pytest.mark.parametrize("what", REFUSED)
+def test_bad_data_is_refused(what):
     X, y, qid = documents()
-    given = {"X": X, "y": y, "qid": qid} | REFUSED[message](X, y, qid)
+    message, change = REFUSED[what]
+    given = {"X": X, "y": y, "qid": qid} | change(X, y, qid)
     with pytest.raises(ValueError, match=message):
         NeuralRanker(**SMALL).fit(given.pop("X"), given.pop("y"), **given)
 
@@ -607,17 +695,17 @@ def test_bad_data_is_refused(message):
     ("parameters", "message"),
     [
         ({"loss": "neural_ndgc"}, "did you mean 'neural_ndcg'"),
-        ({"loss_options": {"gain": print}}, "a parameter is no plain value: .*function"),
-        ({"loss_options": {"temperature": 1}}, "has no option 'temperature'; it takes tau"),
-        ({"model": "tree"}, "one of 'transformer', 'mlp', 'linear'"),
-        ({"epochs": 2.5}, "train.epochs must be of type int, got 2.5"),
-        ({"lr": None}, "lr is None; expected a value such as 0.001"),
-        ({"lr": np.nan}, "lr must be a finite number"),
+        ({"loss_options": {"gain": print}}, "a parameter is not a plain value.*function"),
+        ({"loss_options": {"temperature": 1}}, "no option 'temperature'.*tau"),
+        ({"model": "tree"}, "model.kind .*'transformer', 'mlp', 'linear'"),
+        ({"epochs": 2.5}, "train.epochs .*int.*2.5"),
+        ({"lr": None}, "lr is None.*0.001"),
+        ({"lr": np.nan}, "lr .*finite"),
         ({"metric": "auc"}, "'auc' is not a metric"),
-        ({"scaling": "minmax"}, "scaling must be one of 'auto'"),
-        ({"warmup": -1}, "warmup must be a whole number"),
-        ({"random_state": -1}, "random_state must be a whole number"),
-        ({"patience": 2, "validation_fraction": 1.5}, "validation must be above 0 and below 1"),
+        ({"scaling": "minmax"}, "scaling .*'auto'"),
+        ({"warmup": -1}, "warmup .*whole number"),
+        ({"random_state": -1}, "random_state .*whole number"),
+        ({"patience": 2, "validation_fraction": 1.5}, "validation .*above 0 and below 1"),
     ],
 )
 def test_bad_parameters_are_refused_by_fit(parameters, message):

@@ -339,7 +339,7 @@ class NeuralRanker(BaseEstimator):
         try:
             dumps(config)
         except TypeError as error:
-            raise ValueError(f"a parameter is no plain value: {error}; expected numbers, texts or tuples") from None
+            raise ValueError(f"a parameter is not a plain value: {error}; expected numbers, texts or tuples") from None
         return validate(config, self._own_loss())
 
     def _own_loss(self) -> LossSpec | None:
@@ -454,9 +454,8 @@ def _warn_if_nothing_chooses(held_out: RankingDataset, metric: str) -> None:
     """Say that no epoch will be better than another on the queries that are to choose one."""
     if not can_choose(held_out, metric):
         warnings.warn(
-            f"no query to judge epochs by has a relevant document for {metric}, so that the first epoch is as good as any and is "
-            "kept; expected grades above 0 there, or from 1 on for metrics without gains; look at eval_set, or at y where queries "
-            "were held out",
+            f"no query that epochs are compared on has a relevant document for {metric}, so the first epoch is kept; expected "
+            "grades above 0 there, or from 1 on for metrics without gains; look at eval_set, or at y if queries were held out",
             UserWarning,
             stacklevel=3,
         )
