@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-fast lint format clean
+.PHONY: demo test test-fast test-install lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m rankgrad demo
@@ -15,6 +15,22 @@ test: $(VENV)/.installed-test lint
 # The daily loop: under two minutes on two cores.
 test-fast: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m "not slow and not gpu"
+
+# Does everything resolve, with the torch that pip is configured to find here and with the ordinary one from the index? A current pip
+# reads metadata only: nothing large is downloaded. A build of torch on this machine's disk would hide what the ordinary one requires.
+ORDINARY := env -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS=
+RESOLVE := .venv-install/bin/pip install --quiet --disable-pip-version-check --dry-run --ignore-installed -c constraints.txt torch
+test-install: .venv-install/.installed
+	$(RESOLVE) -e .
+	$(RESOLVE) -e ".[test]"
+	$(ORDINARY) $(RESOLVE) -e .
+	$(ORDINARY) $(RESOLVE) -e ".[test]"
+	@echo "4 passed, 0 failed"
+
+.venv-install/.installed:
+	$(PYTHON) -m venv .venv-install
+	.venv-install/bin/pip install --quiet --disable-pip-version-check --upgrade pip
+	touch $@
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -38,4 +54,4 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-install .pytest_cache .mypy_cache .ruff_cache
