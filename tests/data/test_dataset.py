@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankgrad.data import RankingDataset
-from rankgrad.data import folder as storage
+from rankgrad.data import folder as saved_folder
 from rankgrad.data.grouping import group_rows
 from rankgrad.data.order import mix, random_keys
 
@@ -277,8 +277,8 @@ def edit(folder, old, new):
 
 
 def test_large_features_are_sampled_on_opening_and_verified_on_request(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "FULL_CHECK", 1000)
-    monkeypatch.setattr(storage, "BLOCK", 16)
+    monkeypatch.setattr(saved_folder, "FULL_CHECK", 1000)
+    monkeypatch.setattr(saved_folder, "BLOCK", 16)
     folder = ragged([100] * 10, width=50).save(tmp_path / "d")
     flip(folder / "features.npy", 2000)  # between two blocks
     RankingDataset.open(folder)
@@ -320,7 +320,7 @@ def test_saving_never_destroys(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="only a saved dataset"):
             first.save(tmp_path / "mine", overwrite=True)
     (folder / "notes.txt").write_text("precious")
-    with pytest.raises(ValueError, match="holds other things than a saved dataset"):
+    with pytest.raises(ValueError, match="only a saved dataset"):
         first.save(folder, overwrite=True)
     assert (folder / "notes.txt").read_text() == "precious"
     with pytest.raises(ValueError, match="only a saved dataset"):

@@ -30,7 +30,7 @@ def test_synthetic_needs_no_file():
     assert np.array_equal(read_lists("synthetic:tiny").labels, synthetic("tiny", "test").labels)
     check_source("synthetic")
     for call in (read_splits, read_lists, check_source):
-        with pytest.raises(ValueError, match="no synthetic data of size 'huge'; expected one of tiny, small"):
+        with pytest.raises(ValueError, match="size 'huge'.* tiny, small"):
             call("synthetic:huge")
 
 
@@ -67,7 +67,7 @@ def test_a_prepared_folder_without_its_summary_is_incomplete(tmp_path):
     assert list(read_splits(str(tmp_path / "mine"))) == ["train"]
     (folder / "summary.txt").unlink()
     for call in (read_splits, read_lists, check_source):
-        with pytest.raises(ValueError, match=r"its summary.txt is missing, .* incomplete; .* prepare the data again"):
+        with pytest.raises(ValueError, match=r"summary\.txt .* prepare .*again"):
             call(str(folder))
 
 
@@ -94,19 +94,19 @@ def test_only_the_split_that_is_asked_for_is_read(tmp_path):
 
 def test_what_is_missing_is_named(tmp_path):
     for call in (read_splits, read_lists, check_source):
-        with pytest.raises(ValueError, match=r"nowhere does not exist; expected a file or folder .* check the path"):
+        with pytest.raises(ValueError, match=r"nowhere .*path"):
             call(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     for call in (read_splits, check_source):
-        with pytest.raises(ValueError, match="holds no training file"):
+        with pytest.raises(ValueError, match=r"empty .*train\.txt"):
             call(str(tmp_path / "empty"))
     tables = write(tmp_path / "tables", ["vali.csv", "test.csv"], TABLE)
-    with pytest.raises(ValueError, match="has no train split; it has vali, test; add one"):
+    with pytest.raises(ValueError, match="no train split.* vali, test"):
         read_splits(tables)
-    with pytest.raises(ValueError, match="has no split 'dev'; it has vali, test; choose one of them"):
+    with pytest.raises(ValueError, match="no split 'dev'.* vali, test"):
         read_lists(tables, split="dev")
     write(tmp_path / "tables", ["valid.csv"], TABLE)
-    with pytest.raises(ValueError, match=r"vali\.csv and valid\.csv may both be meant"):
+    with pytest.raises(ValueError, match=r"vali\.csv and valid\.csv"):
         read_splits(tables)
 
 
@@ -116,7 +116,7 @@ def test_text_is_widened_to_the_model_and_never_cut(tmp_path):
     assert read_lists(f"{source}/test.txt", features=5).features.shape == (3, 5)
     with pytest.raises(ValueError, match=r"test.txt:1"):
         read_lists(source, features=2)
-    with pytest.raises(ValueError, match="has 136 features; the model expects 5"):
+    with pytest.raises(ValueError, match="136 features.* 5"):
         read_lists("synthetic:tiny", features=5)
 
 
@@ -129,20 +129,18 @@ def test_columns_of_a_table_are_taken_by_name(tmp_path):
         read_lists(str(tmp_path / "a.csv"), features=2, names=("bm25", "title"))
     data.save(tmp_path / "saved")
     assert read_lists(str(tmp_path / "saved"), names=("bm25", "clicks")).features.tolist() == [[0.5, 7], [4, 8]]
-    with pytest.raises(
-        ValueError, match="not those the model was trained on, or in another order; expected clicks, bm25"
-    ):
+    with pytest.raises(ValueError, match="columns of .*saved .*clicks, bm25"):
         read_lists(str(tmp_path / "saved"), names=("clicks", "bm25"))
 
 
 def test_splits_with_different_columns_are_refused(tmp_path):
     tables = write(tmp_path / "tables", ["train.csv"], TABLE)
     write(tmp_path / "tables", ["test.csv"], TABLE.replace("bm25,clicks", "clicks,bm25"))
-    with pytest.raises(ValueError, match="the splits train and test of .* have different features"):
+    with pytest.raises(ValueError, match="train and test of .*tables"):
         read_splits(tables)
     RankingDataset([[1.0]], [1], [0, 1], [1]).save(tmp_path / "saved" / "train")
     RankingDataset([[1.0, 2.0]], [1], [0, 1], [1]).save(tmp_path / "saved" / "vali")
-    with pytest.raises(ValueError, match="the splits train and vali of .* have different features"):
+    with pytest.raises(ValueError, match="train and vali of .*saved"):
         read_splits(str(tmp_path / "saved"))
 
 
@@ -156,7 +154,5 @@ def test_tables_may_call_their_columns_otherwise(tmp_path):
         assert (data.query_ids.tolist(), data.labels.tolist()) == ([0, 1], [2, 0, 1])
         assert (data.feature_names, data.weights.tolist()) == (("clicks",), [2, 3])
     assert read_lists(folder, columns=columns).query_ids.tolist() == [2, 3]
-    with pytest.raises(
-        ValueError, match=r"has no column 'label'; .*or name it: label= in Python, --set data.label= in"
-    ):
+    with pytest.raises(ValueError, match=r"no column 'label'.* label= .*--set data\.label="):
         read_splits(folder)

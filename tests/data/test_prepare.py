@@ -99,7 +99,7 @@ def test_another_fold_is_found_by_number_or_by_the_folder_itself(tmp_path):
     assert recognise(tmp_path, fold=3).files["train"] == (tmp_path / "Fold3" / "train.txt",)
     assert recognise(tmp_path / "Fold3").fold == 3
     assert recognise(tmp_path / "Fold3", fold=3).fold == 3
-    with pytest.raises(ValueError, match=r"Fold3 is fold 3; fold 2 was asked for; give that fold's folder or the one"):
+    with pytest.raises(ValueError, match=r"Fold3 is fold 3; fold 2 "):
         recognise(tmp_path / "Fold3", fold=2)
 
 
@@ -161,7 +161,7 @@ def test_another_width_and_missing_splits_are_differences(tmp_path):
 
 def test_one_query_cannot_be_set_aside_from(tmp_path):
     write(tmp_path, {"one/train.txt": text(3, queries=1), "two/train.txt": text(3, queries=2)})
-    with pytest.raises(ValueError, match="holds one query and there is no validation file; expected at least two"):
+    with pytest.raises(ValueError, match="one query .*vali.txt"):
         prepare(tmp_path / "one")
     assert [d.queries for d in prepare(tmp_path / "two").splits.values()] == [1, 1]
 
@@ -215,7 +215,7 @@ def test_splits_of_an_unnamed_dataset_get_one_width(tmp_path):
 def test_prepared_data_is_replaced_only_on_request(tmp_path):
     write(tmp_path, {"train.txt": text(3, queries=8), "valid.txt": text(3), "test.txt": text(3)})
     prepare(tmp_path)
-    with pytest.raises(ValueError, match="prepared exists and is not empty"):
+    with pytest.raises(ValueError, match=r"prepared .*\(out\).*\(overwrite\)"):
         prepare(tmp_path)
     (tmp_path / "test.txt").unlink()
     summary = prepare(tmp_path, overwrite=True)
@@ -225,10 +225,10 @@ def test_prepared_data_is_replaced_only_on_request(tmp_path):
 
 def test_a_folder_with_other_things_in_it_is_never_emptied(tmp_path):
     write(tmp_path, splits("data/{}.txt", 3) | {"home/thesis.tex": "years of work"})
-    with pytest.raises(ValueError, match=r"holds thesis\.tex, which is no prepared data"):
+    with pytest.raises(ValueError, match=r"home holds thesis\.tex.*\(out\)"):
         prepare(tmp_path / "data", out=tmp_path / "home", overwrite=True)
     write(tmp_path, {"other/train/notes.txt": "mine"})
-    with pytest.raises(ValueError, match="holds train, which is no prepared data"):
+    with pytest.raises(ValueError, match=r"other holds train.*\(out\)"):
         prepare(tmp_path / "data", out=tmp_path / "other", overwrite=True)
     assert (tmp_path / "home" / "thesis.tex").exists()
     assert (tmp_path / "other" / "train" / "notes.txt").exists()
@@ -237,21 +237,21 @@ def test_a_folder_with_other_things_in_it_is_never_emptied(tmp_path):
 @pytest.mark.parametrize(
     ("files", "arguments", "message"),
     [
-        ({"data.csv": "a,b"}, {}, "holds no training file; expected train.txt"),
-        (splits("{}.txt", 3), {"dataset": "web3k"}, "no dataset 'web3k' in the catalogue; expected one of web30k"),
-        (splits("{}.txt", 3), {"fold": 6}, "no fold 6; expected 1 to 5"),
-        (splits("{}.txt", 220), {"fold": 2}, "no fold 2 of istella-s; it has no folds"),
-        (splits("{}.txt", 3) | {"train.txt.gz": text(3)}, {}, "train.txt and train.txt.gz may both be meant"),
-        (splits("{}.txt", 3) | {"valid.txt": text(3)}, {}, "vali.txt and valid.txt may both be meant"),
+        ({"data.csv": "a,b"}, {}, "train.txt"),
+        (splits("{}.txt", 3), {"dataset": "web3k"}, "'web3k'.*catalogue.*web30k"),
+        (splits("{}.txt", 3), {"fold": 6}, "fold 6.* 1 to 5"),
+        (splits("{}.txt", 220), {"fold": 2}, "fold 2 of istella-s"),
+        (splits("{}.txt", 3) | {"train.txt.gz": text(3)}, {}, "train.txt and train.txt.gz"),
+        (splits("{}.txt", 3) | {"valid.txt": text(3)}, {}, "vali.txt and valid.txt"),
         ({"train.txt": "1 qid:1 1:nan\n"}, {}, "train.txt:1:"),
         (splits("{}.txt", 137), {"dataset": "web30k"}, "train.txt:1:"),
     ],
 )
-def test_what_cannot_be_prepared_is_told_and_nothing_is_lost(files, arguments, message, tmp_path):
+def test_what_cannot_be_prepared_is_refused_and_nothing_is_lost(files, arguments, message, tmp_path):
     write(tmp_path, files)
     with pytest.raises(ValueError, match=message):
         prepare(tmp_path, **arguments)
-    with pytest.raises(ValueError, match="is not a folder; expected the folder"):
+    with pytest.raises(ValueError, match="absent is not a folder"):
         prepare(tmp_path / "absent")
 
 

@@ -221,13 +221,13 @@ def test_another_width_is_refused(shape, message, train):
 
 
 def test_bad_kinds_and_states_are_named(train):
-    with pytest.raises(ValueError, match="no scaling 'log'; expected one of auto, web30k, symlog"):
+    with pytest.raises(ValueError, match="'log'.* auto, web30k, symlog"):
         fit_scaling(train, "log")
-    with pytest.raises(ValueError, match="136 features and the data has 1; use 'auto'"):
+    with pytest.raises(ValueError, match="136 .* 1; .*'auto'"):
         fit_scaling(dataset([[1.0]]), "web30k")
     state = fit_scaling(train, "auto").to_state()
     for broken in ({}, {**state, "kind": np.frombuffer(b"magic", np.uint8)}, {"kind": state["kind"]}):
-        with pytest.raises(ValueError, match="is no scaling; expected what"):
+        with pytest.raises(ValueError, match="to_state"):
             Scaling.from_state(broken)
 
 
@@ -247,9 +247,7 @@ def test_bad_kinds_and_states_are_named(train):
 )
 def test_states_of_other_shapes_are_refused(kind, name, spoil, train):
     state = fit_scaling(train, kind).to_state()
-    with pytest.raises(
-        ValueError, match=r"the state's \w+ is .* which does not fit 13\d columns; .*fit the scaling again"
-    ):
+    with pytest.raises(ValueError, match=r"state's \w+ is .* 13\d columns"):
         Scaling.from_state({**state, name: spoil(state[name])})
-    with pytest.raises(ValueError, match="is no scaling"):
+    with pytest.raises(ValueError, match="to_state"):
         Scaling.from_state({**state, "kind": state["kind"].astype(float)})

@@ -1,8 +1,9 @@
 """From files to lists to batches.
 
-In the order data flows: svmlight/ and tables/ read files, load finds them by name, grouping and dataset make lists of rows,
-folder keeps them on disk, catalogue and prepare know public datasets, synthetic makes lists up; scaling fits features; order,
-batches and packed deal lists out to training steps.
+In the order data flows: svmlight/ and tables/ read files, grouping and dataset make lists of their rows, folder saves
+them, catalogue and prepare know public datasets, synthetic generates lists, load finds all of these by name; scaling
+transforms features; order plans an epoch, batches and packed are its steps with and without padding, prefetch makes
+them ahead of time.
 """
 
 from rankgrad.data.batches import Batch, Batches, batches

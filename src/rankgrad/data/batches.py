@@ -111,12 +111,12 @@ def batches(
     - `rank`, `world`: rank r of `world` processes takes lists r, r + world, ... of every step. All ranks have the same
       number of steps and the same padded length; where a step is short, a rank may get a batch of no lists.
     - `device`: where the batches are made.
-    - `shuffle`: True takes queries in random order, sorts those of 32 batches at a time by length, then takes the batches
-      in random order; a short batch comes last. False takes queries by length, longest first.
+    - `shuffle`: True takes queries in random order, sorts those of 32 batches at a time by length, then takes the
+      batches in random order; a short batch comes last. False takes queries by length, longest first.
     - `pad`: "longest" pads to the longest list of the step, "fixed" to `list_size` exactly.
     - `start`: how many steps to skip, for a run that resumes.
-    - `max_documents`: a bound on lists x padded length of a step. Lists too long for it go in smaller batches, one by one
-      at worst: for evaluation at full length with a batch size that suits short lists.
+    - `max_documents`: a bound on lists x padded length of a step. Lists too long for it go in smaller batches, one by
+      one at worst: for evaluation at full length with a batch size that suits short lists.
 
     >>> data = RankingDataset(np.ones((5, 2)), [0, 1, 0, 0, 2], offsets=[0, 3, 5], query_ids=[7, 9])
     >>> batch = next(batches(data, 2, shuffle=False))

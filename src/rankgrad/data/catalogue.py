@@ -1,7 +1,7 @@
 """The public ranking datasets: their files, published counts and quirks, and how to tell which one a folder holds.
 
-Counts are held only where they are certain; None is not known and not checked. Nothing is ever downloaded: every entry of
-`CATALOGUE` says where a person gets the files and under what licence.
+Counts are held only where they are certain; None is not known and not checked. Nothing is ever downloaded: every entry
+of `CATALOGUE` says where a person gets the files and under what licence.
 """
 
 from __future__ import annotations
@@ -198,8 +198,9 @@ class Layout:
 def recognise(folder: str | Path, *, dataset: str | None = None, fold: int = 1) -> Layout:
     """Find the split files of a ranking dataset under a folder and say which dataset of the catalogue it is.
 
-    - `folder`: looked for in it, in its `Fold1` and in the places the catalogue names are train, vali (valid, validation)
-      and test with the ending .txt, .svm, .letor or .dat, also .gz, .bz2, .zst; or the five parts S1 to S5 of MQ2008.
+    - `folder`: looked for in it, in its `Fold1` and in the places the catalogue names are train, vali (valid,
+      validation) and test with the ending .txt, .svm, .letor or .dat, also .gz, .bz2, .zst; or the five parts S1 to S5
+      of MQ2008.
     - `dataset`: a name of the catalogue, taken instead of the one found.
     - `fold`: 1 to 5. A folder `Fold3` is fold 3, whether fold 3 or the default 1 is asked for; another fold is refused.
     """
@@ -238,8 +239,8 @@ def recognise(folder: str | Path, *, dataset: str | None = None, fold: int = 1) 
 def read_layout(layout: Layout, progress: Progress | None = None) -> Iterator[tuple[str, RankingDataset]]:
     """The splits of a recognised folder, one after the other.
 
-    The catalogue says how many features a dataset has. Where it has no entry, all splits are read first and the narrower
-    ones are padded with zeros.
+    The catalogue says how many features a dataset has. Where it has no entry, all splits are read first and the
+    narrower ones are padded with zeros.
     """
     entry = CATALOGUE.get(layout.dataset or "")
     total = sum(p.stat().st_size for paths in layout.files.values() for p in paths)
@@ -301,7 +302,7 @@ def _stems(folder: Path) -> dict[str, Path]:
 
 
 def _two_files(one: Path, other: Path) -> ValueError:
-    return ValueError(f"{one} and {other.name} may both be meant; expected one file for each split; move one away")
+    return ValueError(f"{one} and {other.name} are of the same split; expected one file for each; move one away")
 
 
 def _name(files: Mapping[str, tuple[Path, ...]]) -> str | None:

@@ -1,9 +1,7 @@
-"""The one dataset type: ragged lists of documents, in memory or memory-mapped.
+"""The one dataset type: lists of documents of any length, in memory or memory-mapped.
 
-Documents of a query lie together: query q owns the rows `offsets[q]:offsets[q + 1]` of `features` and
-`labels`. This file may touch arrays and, through storage.py, the folder a dataset is saved in; it knows no
-file format. numpy only; torch is imported when tensors are asked for. A list without a relevant document
-(label > 0) is called empty.
+Query q has the rows `offsets[q]:offsets[q + 1]` of `features` and `labels`. A list without a relevant document (label
+> 0) is called empty.
 """
 
 from __future__ import annotations
@@ -13,16 +11,14 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from rankgrad.checks import whole
 from rankgrad.data.folder import read_folder, write_folder
 from rankgrad.data.order import random_keys
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 INT64 = range(-(2**63), 2**63)
@@ -31,11 +27,17 @@ ARRAYS = ("features", "labels", "offsets", "query_ids", "weights", "rows")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RankingDataset:
-    """Lists of documents: features [N, F], labels [N], offsets [Q + 1], query_ids [Q].
+    """Lists of documents; arrays of another number type are converted.
 
-    Arrays of another number type are converted. `weights` [Q] holds one weight per query, `rows` [N] the row
-    of the source each document came from (None: its own position). Features may be NaN (missing); float32
-    features are not scanned, so that a memory map of gigabytes costs nothing.
+    - `features` [N, F]: float32, NaN where missing. They are not scanned, so that a memory map of gigabytes costs
+      nothing.
+    - `labels` [N]: finite, 0 or above.
+    - `offsets` [Q + 1]: where each query's rows begin and end.
+    - `query_ids` [Q]: integers or texts.
+    - `feature_names`: F distinct texts, or None.
+    - `weights` [Q]: one weight per query, or None.
+    - `rows` [N]: the row of the source each document came from; None is its own position.
+    - `provenance`: where the data came from, as JSON-able facts.
 
     >>> data = RankingDataset([[1.0], [2.0], [3.0]], labels=[0, 2, 1], offsets=[0, 2, 3], query_ids=[7, 9])
     >>> data
@@ -128,10 +130,11 @@ class RankingDataset:
         )
 
     def select(self, queries: Any) -> RankingDataset:
-        """The given queries in the given order: positions (0-based), a slice, or a boolean mask [Q].
+        """The given queries in the given order.
 
-        Neighbouring queries in their own order are a view; anything else is a copy. A query may be chosen more than
-        once (a bootstrap, say); the result then remembers no rows of the source.
+        - `queries`: positions (from 0), a slice, or a boolean mask [Q]. Neighbours in their own order are a view,
+          anything else is a copy. A query may be chosen more than once (for a bootstrap); the result then has no
+          `rows`.
 
         >>> data = RankingDataset([[1.0], [2.0], [3.0]], [0, 2, 1], offsets=[0, 2, 3], query_ids=[7, 9])
         >>> data.select([1]).features.tolist()
@@ -167,10 +170,10 @@ class RankingDataset:
         )
 
     def split(self, parts: Sequence[float] | Sequence[int], *, seed: int = 0) -> list[RankingDataset]:
-        """Cut the queries at random into parts: fractions that sum to 1, or numbers of queries.
+        """Divide the queries at random into parts, in which they keep their order. Two lists of one id are two queries.
 
-        The draw depends on the seed and the query ids, not on the order of the data; a query is never cut.
-        Within a part the queries keep their order. Two lists with the same id are two queries.
+        - `parts`: fractions that sum to 1, or numbers of queries.
+        - `seed`: which part a query is in depends on this and the query ids, not on the order of the data.
 
         >>> data = RankingDataset(np.ones((4, 1)), np.ones(4), np.arange(5), query_ids=[1, 2, 3, 4])
         >>> [len(part) for part in data.split([0.75, 0.25], seed=1)]
@@ -195,8 +198,8 @@ class RankingDataset:
     def concatenate(datasets: Iterable[RankingDataset]) -> RankingDataset:
         """The queries of several datasets one after the other.
 
-        Feature counts and names must agree; weights must be in all or in none. Lists are never merged: where
-        two datasets use the same query id, both lists stay, as two queries of that id.
+        - `datasets`: all with the same features, and all or none with weights. Lists are never merged: where two
+          datasets use the same query id, the result has two queries of that id.
 
         >>> one = RankingDataset([[1.0]], [0], [0, 1], [7])
         >>> RankingDataset.concatenate([one, one]).query_ids.tolist()
@@ -237,7 +240,9 @@ class RankingDataset:
         )
 
     def in_source_order(self, values: np.ndarray) -> np.ndarray:
-        """Values of the documents [N, ...] in the order of the rows of the source.
+        """Values of the documents in the order of the rows of the source.
+
+        - `values` [N, ...]: scores, say, in the order of the dataset.
 
         >>> data = RankingDataset([[1.0], [2.0]], [0, 1], [0, 2], [7], rows=[1, 0])
         >>> data.in_source_order(np.array([0.1, 0.2])).tolist()
@@ -248,15 +253,13 @@ class RankingDataset:
         return values if self.rows is None else values[np.argsort(self.rows, kind="stable")]
 
     def tensors(self, device: str | torch.device = "cpu") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(features, labels, offsets) on a device; on the CPU the arrays themselves: do not write to them.
+        """(features, labels, offsets) as tensors; on the CPU they share the arrays' memory: do not write to them.
 
-        The result is kept, so that a dataset is moved to a GPU once.
+        - `device`: where to put them. The result is kept, so that a dataset is moved to a GPU once.
         """
-        import torch
-
         device = torch.empty(0, device=device).device  # "cuda" and "cuda:0" are one
         if device not in self._tensors:
-            with warnings.catch_warnings():  # torch warns of read-only arrays: memory maps are
+            with warnings.catch_warnings():  # torch warns of read-only arrays, and memory maps are read-only
                 warnings.simplefilter("ignore")
                 arrays = [torch.from_numpy(a) for a in (self.features, self.labels, self.offsets)]
             self._tensors[device] = tuple(a.to(device) for a in arrays)
@@ -265,8 +268,8 @@ class RankingDataset:
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the dataset as .npy files and a readable manifest; `open` maps them back.
 
-        The folder appears complete or not at all. An existing folder is refused unless it is empty, or holds
-        a saved dataset and `overwrite` is given.
+        - `folder`: appears complete or not at all. An existing one is refused unless it is empty.
+        - `overwrite`: replace a folder that holds a saved dataset and nothing else.
         """
         facts = {
             "queries": len(self),
@@ -282,16 +285,17 @@ class RankingDataset:
     def open(folder: str | os.PathLike[str], *, verify: bool = False) -> RankingDataset:
         """Map a saved dataset into memory, without copying it.
 
-        Checked always: the manifest (format, version, its own checksum), every file's presence and exact
-        size, and the checksum of every file except large features. Features above 16 MiB are compared in 64
-        blocks of 4 KiB spread over the file, which finds a file that was mixed up, zeroed or rewritten but not
-        every flipped byte; `verify=True` reads and checks all of it.
+        - `folder`: what `save` wrote. Always checked are the manifest (format, version, its own checksum), the size of
+          every file, and the checksum of every file except large features. Features above 16 MiB are compared in 64
+          blocks of 4 KiB spread over the file, which finds a file that was exchanged, zeroed or rewritten but not
+          every changed byte.
+        - `verify`: read and check all of the features too.
         """
         arrays, facts = read_folder(Path(folder), verify=verify)
         try:
             return RankingDataset(**arrays, feature_names=facts["feature_names"], provenance=facts["provenance"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{folder} does not hold a sound dataset: {error}; save it again") from error
+            raise ValueError(f"{folder} does not hold a valid dataset: {error}; save it again") from error
 
 
 @dataclass(frozen=True)
@@ -364,7 +368,7 @@ def _expect_length(name: str, array: np.ndarray, length: int, unit: str) -> None
 
 
 def _expect_distinct_rows(rows: np.ndarray) -> None:
-    """Rows of a source are usually rising, which is seen at once; only others are counted."""
+    """Rows of a source usually increase, which is quick to see; only others are counted."""
     if rows.size and rows.min() < 0:
         raise ValueError(f"rows[{int(np.argmin(rows))}] is {rows.min()}; expected positions in the source, 0 or above")
     if (np.diff(rows) > 0).all():
@@ -383,7 +387,7 @@ def _expect_amounts(name: str, array: np.ndarray) -> None:
 
 
 def _plain(value: Any) -> float:
-    """1.0 as 1, 1.5 as 1.5: histograms of grades read better."""
+    """1.0 as 1, 1.5 as 1.5, so that counts of labels read better."""
     return int(value) if float(value).is_integer() else float(value)
 
 

@@ -1,4 +1,4 @@
-"""Arrays of rows in any order, with a query id each -> RankingDataset. This file may touch arrays alone; numpy only."""
+"""From arrays of rows in any order, each with a query id, to a RankingDataset."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset, as_ids
 
 
 def as_float32(features: np.ndarray) -> np.ndarray:
-    """Features as float32; what is finite but beyond float32 becomes its largest number, as the readers of files have it.
+    """Features as float32; a finite number beyond float32 becomes the largest float32, as in the readers of files.
 
     >>> as_float32(np.array([1.0, 1e300, np.nan])).tolist()
     [1.0, 3.4028234663852886e+38, nan]
@@ -46,15 +46,15 @@ def as_query_ids(qid: Any, rows: int, name: str = "qid") -> np.ndarray:
     if ids.dtype.kind == "f" and ((np.abs(ids) <= 2**53) & (ids == np.rint(ids))).all():  # beyond, floats skip integers
         ids = ids.astype(np.int64)
     if ids.dtype.kind not in "iubUO":
-        raise ValueError(f"{name} holds {ids.dtype} values that are no ids; expected an integer or a text in every row")
+        raise ValueError(f"{name} holds {ids.dtype} values; expected an integer or a text in every row")
     return as_ids(name, ids.astype(np.int64) if ids.dtype.kind == "b" else ids)
 
 
 def group_rows(ids: np.ndarray) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
     """Bring rows of equal id together: (order [N] or None, offsets [Q + 1], query_ids [Q]).
 
-    Queries stand in order of first appearance, rows of a query in their own order; None says that the rows
-    already lie so.
+    Queries are in order of first appearance, rows of a query in their own order; None says that the rows are already in
+    that order.
 
     >>> order, offsets, query_ids = group_rows(np.array([5, 3, 5]))
     >>> order.tolist(), offsets.tolist(), query_ids.tolist()
@@ -124,7 +124,7 @@ def _query_weights(given: Any, order: np.ndarray | None, offsets: np.ndarray, qu
 
 
 def one_per_query(name: str, by_row: np.ndarray, offsets: np.ndarray, query_ids: np.ndarray) -> np.ndarray:
-    """The value [Q] that all rows of a query share, of values [N] whose queries lie together."""
+    """The value [Q] that all rows of a query share, from values [N] in which the rows of a query are together."""
     values = by_row[offsets[:-1]]
     differs = by_row != np.repeat(values, np.diff(offsets))
     if differs.any():

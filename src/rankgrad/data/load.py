@@ -1,6 +1,6 @@
-"""What a person may name as data: `synthetic`, a file, a folder. From that name to lists.
+"""From what a person names as data (`synthetic`, a file, a folder) to lists.
 
-synthetic, synthetic:SIZE   made up from a seed, three splits (sizes: tiny, small, web30k, istella, istella-full)
+synthetic, synthetic:SIZE   generated from a seed, three splits (sizes: tiny, small, web30k, istella, istella-full)
 a text file                 LETOR/SVMLight, plain or compressed
 a table                     Parquet, CSV or Arrow, by its ending, with columns label and qid (or as `Columns` says)
 a folder                    of text files train, vali, test (any layout the catalogue knows), of tables of those names,
@@ -27,18 +27,18 @@ Splits = dict[str, Callable[[], RankingDataset]]  # each read when it is asked f
 
 
 class Columns(NamedTuple):
-    """What tables call their grades, query ids and weights; see `read_table`."""
+    """The columns of a table that hold labels, query ids and weights; see `read_table`."""
 
     label: str = "label"
     qid: str = "qid"
     weight: str | None = None
 
 
-USUAL = Columns()
+DEFAULT_COLUMNS = Columns()
 
 
 def check_source(source: str, *, fold: int = 1) -> None:
-    """Refuse a name that stands for no data, without reading any."""
+    """Refuse a name that is not data, without reading any."""
     if _splits_of(source) is None and not Path(source).is_file():
         recognise(source, fold=fold)
 
@@ -52,20 +52,15 @@ def is_text_folder(source: str) -> bool:
     return _splits_of(source) is None and not Path(source).is_file()
 
 
-def files_of(source: str, *, dataset: str | None = None, fold: int = 1) -> list[Path]:
-    """The files a source is read from; of saved datasets their manifests, which know the rest; none of a synthetic source."""
-    path = Path(source)
-    if not path.is_dir():
-        return [path] if path.is_file() else []
-    saved = [file for file in (path / MANIFEST, *(path / split / MANIFEST for split in SPLITS)) if file.exists()]
-    found = saved or [*_tables(path).values()]
-    return found or [file for of in recognise(path, dataset=dataset, fold=fold).files.values() for file in of]
-
-
 def read_splits(
-    source: str, *, fold: int = 1, columns: Columns = USUAL, progress: Progress | None = None
+    source: str, *, fold: int = 1, columns: Columns = DEFAULT_COLUMNS, progress: Progress | None = None
 ) -> dict[str, RankingDataset]:
-    """Every split a source has, `train` at least; a single file or saved dataset is `train`.
+    """Every split a source has, `train` at least.
+
+    - `source`: a name as above; a single file or saved dataset is `train`.
+    - `fold`: which fold to read of a folder of texts that has several.
+    - `columns`: what the columns of tables are called.
+    - `progress`: called with the bytes read so far and the bytes of all files, for text.
 
     >>> {split: len(data) for split, data in read_splits("synthetic:tiny").items()}
     {'train': 30, 'vali': 10, 'test': 10}
@@ -83,7 +78,7 @@ def read_splits(
         if (data.features.shape[1], data.feature_names) != (first.features.shape[1], first.feature_names):
             raise ValueError(
                 f"the splits train and {split} of {source} have different features; "
-                "expected the same columns in the same order; bring them in line"
+                "expected the same columns in the same order; change one of them"
             )
     return splits
 
@@ -96,14 +91,20 @@ def read_lists(
     features: int | None = None,
     names: Sequence[str] | None = None,
     labelled: bool = True,
-    columns: Columns = USUAL,
+    columns: Columns = DEFAULT_COLUMNS,
     progress: Progress | None = None,
 ) -> RankingDataset:
-    """The lists to judge or rank: of a source with splits the one named, else all of it.
+    """The lists to evaluate or rank.
 
-    `features` is the width a model expects; narrower text is padded with zeros, anything else that differs is refused.
-    `names` are the columns it expects: a table's are taken by name, whatever their order. `labelled`: False takes tables
-    without labels too, to be ranked.
+    - `source`: a name as above.
+    - `split`: the split to read, where the source has several; a source without splits is read whole.
+    - `fold`: which fold to read of a folder of texts that has several.
+    - `features`: the number of features a model expects; narrower text is padded with zeros, anything else that differs
+      is refused.
+    - `names`: the columns a model expects; those of a table are taken by name, whatever their order.
+    - `labelled`: False also reads tables without labels, to be ranked.
+    - `columns`: what the columns of tables are called.
+    - `progress`: called with the bytes read so far and the bytes of all files, for text.
     """
     path = Path(source)
     if path.is_file():
@@ -132,9 +133,9 @@ def read_lists(
 
 
 def _splits_of(
-    source: str, names: Sequence[str] | None = None, *, labelled: bool = True, columns: Columns = USUAL
+    source: str, names: Sequence[str] | None = None, *, labelled: bool = True, columns: Columns = DEFAULT_COLUMNS
 ) -> Splits | None:
-    """The splits of a source that is synthetic, saved or of tables; None: it is a file or a folder of texts."""
+    """The splits of a source that is synthetic, saved or of tables; None for a file and for a folder of texts."""
     path = Path(source)
     kind, _, size = source.partition(":")
     if kind == "synthetic" and not path.exists():
@@ -167,7 +168,9 @@ def _tables(folder: Path) -> dict[str, Path]:
         if name is None or not _is_table(file):
             continue
         if name in tables:
-            raise ValueError(f"{tables[name]} and {file.name} may both be meant; expected one table for each split")
+            raise ValueError(
+                f"{tables[name]} and {file.name} are both tables of {name}; expected one for each split; move one away"
+            )
         tables[name] = file
     return {split: tables[split] for split in SPLITS if split in tables}
 
@@ -191,11 +194,11 @@ def _is_table(path: Path) -> bool:
 
 
 def _refuse_unfinished(folder: Path, splits: Sequence[str]) -> None:
-    """`prepare` writes its summary last: splits of its own without one are not all there are."""
+    """`prepare` writes its summary last: without it, the splits it wrote may not be all."""
     for split in splits if not (folder / SUMMARY).is_file() else ():
         origin = read_manifest(folder / split).get("provenance", {})
         if origin.get("split") == split and "fold" in origin and "selected" not in origin:
             raise ValueError(
-                f"{folder} was prepared but its {SUMMARY} is missing, so that it may be incomplete; expected the whole "
+                f"{folder} was prepared but its {SUMMARY} is missing, so it may be incomplete; expected the whole "
                 "folder; prepare the data again with overwrite"
             )

@@ -1,8 +1,9 @@
 """The plan of an epoch: which lists form which step, in which order, and which documents are drawn from long lists.
 
-Nothing here depends on a random stream. The order of the queries is a function of (seed, epoch, query id), the documents
-drawn from a long list one of (seed, epoch, query id, place in the list). So a run that resumes at any step and a run on
-any number of ranks see the same lists in the same steps. `batches` and `packed_lists` are two views of the same plan.
+Nothing here depends on a random stream. The order of the queries is a function of (seed, epoch, query id), the
+documents drawn from a long list one of (seed, epoch, query id, place in the list). So a run that resumes at any step
+and a run on any number of ranks see the same lists in the same steps. `batches` and `packed_lists` are two views of
+the same plan.
 """
 
 from __future__ import annotations

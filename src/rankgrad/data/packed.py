@@ -1,7 +1,7 @@
 """The lists of an epoch end to end, without padding between them, in steps of a few fixed shapes.
 
-The whole epoch is laid out at once on the device. A step is four views of that: no tensor is made on the way, and nothing
-is asked of the device.
+The whole epoch is laid out at once on the device. A step is four views of that: no tensor is made on the way, and
+nothing is asked of the device.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def padded(
 
 
 def _offsets(count: np.ndarray, rows: np.ndarray, widths: np.ndarray, multiple: int) -> tuple[np.ndarray, list[int]]:
-    """Where the lists of all steps begin and end, the padding in lists of up to `width`, and where each step's part begins.
+    """Where the lists of all steps begin and end, and where each step's part begins; padding is in lists up to `width`.
 
     How many lists the padding is cut into depends on the width alone, so that it adds no shape; some may be empty.
     """
@@ -133,7 +133,7 @@ def _offsets(count: np.ndarray, rows: np.ndarray, widths: np.ndarray, multiple: 
 def _lay_out(
     dataset: RankingDataset, queries: torch.Tensor, count: np.ndarray, rows: np.ndarray, widths: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
-    """Rows and slots of all steps, with the first documents of every list, and where each list [S * B] begins in them."""
+    """Rows and slots of all steps, with the first documents of each list, and where each list [S * B] begins."""
     device, size = queries.device, queries.shape[1]
     offsets = dataset.tensors(device)[2]
     runs = np.concatenate([count, (rows - count.sum(1))[:, None]], 1)  # [S, B + 1], the last is padding

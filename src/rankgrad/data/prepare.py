@@ -120,7 +120,7 @@ def set_aside(train: RankingDataset, path: Path) -> dict[str, RankingDataset]:
 
 
 def _refuse_occupied(target: Path, overwrite: bool) -> None:
-    """Say before hours of reading that there is no place to write; only what `prepare` wrote is replaced."""
+    """Refuse an occupied folder before hours of reading; only what `prepare` wrote is replaced."""
     nearest = next(path for path in (target, *target.parents) if path.exists())
     if not nearest.is_dir():
         raise ValueError(f"{nearest} is a file; expected a folder to write into; choose another (out)")
@@ -131,7 +131,7 @@ def _refuse_occupied(target: Path, overwrite: bool) -> None:
     ours = {target / SUMMARY, *(target / split for split in SPLITS if is_saved(target / split))}
     strange = sorted(path.name for path in set(target.iterdir()) - ours)
     if strange:
-        raise ValueError(f"{target} holds {strange[0]}, which is no prepared data; choose another folder (out)")
+        raise ValueError(f"{target} holds {strange[0]}, which `prepare` did not write; choose another folder (out)")
 
 
 def _differences(entry: Entry, fold: int, splits: Mapping[str, Description], width: int) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Scaling of features: fitted on the train split, stored with the model, applied to whatever is ranked later.
 
-This module touches numpy arrays only. A `Scaling` is a pure function of single values: what a document becomes
-depends on the train split alone, never on the batch it comes in. Statistics are taken in float64 over blocks of
-rows, so that a memory-mapped dataset of gigabytes is never copied.
+A `Scaling` is a pure function of single values: what a document becomes depends on the train split alone, never on the
+batch it comes in. Statistics are taken in float64 over blocks of rows, so that a memory-mapped dataset of gigabytes is
+never copied.
 
 Whatever the kind, a missing value (NaN) becomes 0 and the result is finite. For every kind but `none`, which changes
 nothing else, a column that is constant or missing throughout the train split becomes 0, and values beyond 1e30, such
@@ -25,9 +25,9 @@ KINDS = ("auto", "web30k", "symlog", "standard", "quantile", "none")
 
 ABSURD = 1e30
 BLOCK = 4096  # rows taken at once: a few megabytes in float64
-SAMPLE = 65_536  # documents, evenly spaced, that quantiles and tails are judged by
+SAMPLE = 65_536  # documents, evenly spaced, from which quantiles and tails are estimated
 HEAVY = 10.0  # kurtosis from which `auto` takes logarithms; normal 3, exponential 9
-AUTO_LIMIT = 10.0  # `auto` cuts what lies further than this many deviations from the mean
+AUTO_LIMIT = 10.0  # `auto` clips values at this many deviations from the mean
 QUANTILES = 1_001
 
 # The paper's transform of Web30K, 0-based columns: the language models count downwards, and some columns stay linear.
@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """A fitted scaling. `arrays` are its parameters per column; `to_state` and `from_state` carry it to disk and back.
+    """A fitted scaling. `arrays` are its parameters per column; `to_state` and `from_state` are for saving and loading.
 
     >>> data = RankingDataset([[1.0, 5.0], [3.0, 5.0]], [0, 1], [0, 2], [7])
     >>> scaling = fit_scaling(data, "standard")
@@ -83,14 +83,14 @@ class Scaling:
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Scaling:
-        """The scaling `to_state` was called on; what is not of its names, kinds and shapes is refused."""
+        """The scaling that `to_state` was called on; a state with other names, types or shapes is refused."""
         arrays = {name: np.asarray(array) for name, array in state.items() if name != "kind"}
         letters = np.asarray(state.get("kind", ()))
         kind = bytes(letters).decode(errors="replace") if letters.dtype == np.uint8 else "?"
         expected = {"low", "high"} | (QUANTILE_ARRAYS if kind == "quantile" else STANDARD_ARRAYS)
         if kind not in KINDS or set(arrays) != expected:
             raise ValueError(
-                f"the state of kind {kind!r} with {', '.join(sorted(arrays)) or 'no arrays'} is no scaling; expected "
+                f"a state of kind {kind!r} with {', '.join(sorted(arrays)) or 'no arrays'} is not a scaling; expected "
                 "what Scaling.to_state returned; fit the scaling again"
             )
         columns = arrays["low"].size
@@ -116,14 +116,17 @@ QUANTILE_ARRAYS = {"nodes", "scores", "starts"}
 def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
     """Fit a scaling on the train split.
 
-    - `auto`: log(x + unit) for heavy-tailed columns without negative values, the symmetric sign(x) log(1 + |x| / unit)
-      for other heavy-tailed ones, the rest as they are; then standardised and cut at 10 deviations. The unit is taken
-      from the column: its lowest tenth of positive values, or its median size.
-    - `web30k`: the transform of the NeuralNDCG paper for MSLR-WEB30K's 136 features.
-    - `symlog`: sign(x) log(1 + |x|), standardised.
-    - `standard`: standardised.
-    - `quantile`: the normal score of the value's mid-rank among the train values, interpolated.
-    - `none`: as they are.
+    - `train`: the lists to fit on.
+    - `kind`: how each column is transformed:
+
+      - "auto": log(x + unit) for heavy-tailed columns without negative values, the symmetric sign(x) log(1 + |x| /
+        unit) for other heavy-tailed ones, the rest as they are; then standardised and cut at 10 deviations. The unit
+        is taken from the column: its lowest tenth of positive values, or its median size.
+      - "web30k": the transform of the NeuralNDCG paper for MSLR-WEB30K's 136 features.
+      - "symlog": sign(x) log(1 + |x|), standardised.
+      - "standard": standardised.
+      - "quantile": the normal score of the value's mid-rank among the train values, interpolated.
+      - "none": as they are.
     """
     if kind not in KINDS:
         raise ValueError(f"there is no scaling {kind!r}; expected one of {', '.join(KINDS)}")
@@ -186,7 +189,7 @@ def _ordinary_range(features: NDArray[Any]) -> tuple[Floats, Floats]:
 
 
 def _tame(x: Floats, low: Floats, high: Floats) -> Floats:
-    """Absurd values replaced by the end of the ordinary range [F] they lie beyond."""
+    """Absurd values replaced by the end of the ordinary range [F] that they exceed."""
     x = np.where(x >= np.maximum(ABSURD, high), high, x)
     return np.where(x <= np.minimum(-ABSURD, low), low, x)
 
@@ -235,7 +238,7 @@ def _moments(features: NDArray[Any], low: Floats, high: Floats, p: Mapping[str, 
 
 
 def _curve_by_tail(x: Floats, low: float) -> tuple[int, float]:
-    """The curve and unit that `auto` takes for a column, judged by a sample of it and its smallest value."""
+    """The curve and unit that `auto` takes for a column, from a sample of it and its smallest value."""
     x = x[~np.isnan(x)]
     centred = x - x.mean() if len(x) else x
     variance = (centred**2).mean() if len(x) else 0.0

@@ -1,9 +1,9 @@
-"""The embedded default data: realistic query-document features and graded labels, from a seed alone.
+"""The default data: realistic query-document features and graded labels, generated from a seed.
 
-This module touches numpy and threads, no file and no network. `synthetic(size, split, seed)` is a pure
-function: the same arguments give the same bytes whatever the number of threads, because every block of
-queries draws from a random stream of its own. The world (which column shows which hidden factor, in which
-unit) is the same for every seed and split; a seed is another sample of queries and documents from that world.
+`synthetic(size, split, seed)` is a pure function: the same arguments give the same bytes whatever the number of
+threads, because every block of queries draws from a random stream of its own. The world (which column shows which
+hidden factor, in which unit) is the same for every seed and split; a seed is another sample of queries and documents
+from that world.
 
 It resembles MSLR-WEB30K: families of five correlated columns of mixed scale (counts, lengths, ratios, flags,
 negative log-likelihoods, click counts with heavy tails, columns that know only the query, a few constants),
@@ -34,7 +34,7 @@ BLOCK = 32  # queries drawn from one random stream: about 2 MB of features, whic
 
 @dataclass(frozen=True)
 class Size:
-    """What a name stands for: queries per split, columns, and the log-normal of the list lengths."""
+    """What the name of a size means: queries per split, columns, and the log-normal of the list lengths."""
 
     queries: tuple[int, int, int]  # train, vali, test
     features: int
@@ -121,7 +121,11 @@ class _World:
 
 
 def synthetic(size: str = "small", split: str = "train", seed: int = 0) -> RankingDataset:
-    """Ranking data of a size (tiny, small, web30k, istella, istella-full), a split (train, vali, test) and a seed.
+    """Generated ranking data.
+
+    - `size`: tiny, small, web30k, istella or istella-full.
+    - `split`: train, vali or test.
+    - `seed`: which sample of queries and documents.
 
     >>> synthetic("tiny", "test", seed=1)
     RankingDataset(10 queries, ... documents, 136 features)
@@ -150,7 +154,7 @@ def synthetic(size: str = "small", split: str = "train", seed: int = 0) -> Ranki
         factors, relevance[rows] = _documents(lengths[first:last], block)
         features[rows] = _columns(world, factors, block).T
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:  # numpy lets go of the interpreter lock in all of this
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # numpy releases the interpreter lock in all of this
         list(threads.map(fill, range(0, queries, BLOCK)))
 
     return RankingDataset(
@@ -216,7 +220,7 @@ def _documents(lengths: NDArray[np.int64], rng: np.random.Generator) -> tuple[Fl
     z = rng.standard_normal((FACTORS, len(of_query)), dtype=np.float32)
     query = rng.standard_normal((4, len(lengths)), dtype=np.float32)[:, of_query]
     z[DIFFICULTY] = query[0]
-    z[TOPIC] += 2 * query[1]  # lists lie in different places of this factor
+    z[TOPIC] += 2 * query[1]  # lists differ in this factor
     z[EVIDENCE] += query[2]  # and share some of this one
     return z, _relevance(z, of_query, lengths, rng) + query[3]
 
@@ -231,7 +235,7 @@ def _relevance(z: Floats, of_query: Integers, lengths: NDArray[np.int64], rng: n
     linear = z[QUALITY]
     # A match is worth something on trusted pages only; behind the gate freshness turns from bad to good.
     alone = z[MATCH] * z[TRUST] + np.where(z[GATE] > 0, z[FRESHNESS], -z[FRESHNESS])
-    # The best documents lie in the middle of their list's topic; what the list has in common decides whether
+    # The best documents are in the middle of their list's topic; what the list has in common decides whether
     # an aspect is asked for or unwanted.
     away = np.abs(z[TOPIC] - list_mean(z[TOPIC]))
     within = 1.5 * np.tanh(2 * list_mean(z[EVIDENCE])) * z[ASPECT] - 2 * away

@@ -61,7 +61,7 @@ class BlockError(Exception):
 
 
 def _compiled() -> ModuleType:
-    """The compiled reader, loaded when first asked for: numba takes half a second, and seconds where nothing is cached."""
+    """The compiled reader, loaded when first needed: numba takes half a second, and seconds if nothing is cached."""
     from rankgrad.data.svmlight import compiled
 
     return compiled

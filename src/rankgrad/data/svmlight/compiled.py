@@ -1,9 +1,9 @@
 """The compiled reader of SVMLight lines: it reads plain lines fast and leaves all others to the strict reader.
 
 `read_lines` reads line after line and stops *before* the first line it cannot decide about: anything that may be an
-error, and the rare number whose float32 it cannot prove correctly rounded. `rankgrad.data.svmlight.line` then accepts or
-refuses that line. So the rules are written once, there, and this module may only be cautious, never lenient. It works on
-arrays alone and releases the interpreter's lock. Where COMPILED is False, only `permute_rows` may be called.
+error, and the rare number whose float32 it cannot prove correctly rounded. `rankgrad.data.svmlight.line` then accepts
+or refuses that line. So the rules are written once, there, and this module may only be cautious, never lenient. It
+works on arrays alone and releases the interpreter's lock. Where COMPILED is False, only `permute_rows` may be called.
 
 How a token becomes a float32: up to 18 significant digits m (more are cut) and a power of ten give the
 float64 m * 10^e with a relative error below 3.2 * 2^-53. A float32 is that float64 without its last 29 bits,

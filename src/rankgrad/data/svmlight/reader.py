@@ -1,7 +1,7 @@
 """LETOR/SVMLight text into a RankingDataset: strict, parallel, in little more memory than the result.
 
-Files are read in blocks of whole lines (`text`), which threads parse (`blocks`) while the results are put, in order, into
-one dense matrix that grows in place (`matrix`). The rules of the format are those of `line`.
+Files are read in blocks of whole lines (`text`), which threads parse (`blocks`) while the results are put, in order,
+into one dense matrix that grows in place (`matrix`). The rules of the format are those of `line`.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ def read_svmlight(
 ) -> RankingDataset:
     r"""Read lines `label qid:Q i:v i:v ... # comment`, plain or compressed (.gz, .bz2, .zst).
 
-    - `path`: a file, or several that are read as if they were one: rows are numbered through, and a query id that occurs
-      in two files is one query. (Read files that number their queries independently one by one, and concatenate them.)
+    - `path`: a file, or several that are read as if they were one: rows are numbered through, and a query id that
+      occurs in two files is one query. (Read files that number their queries independently one by one, and concatenate
+      them.)
     - `features`: the number of features F; an index beyond it is refused. None takes the largest index in the files,
       unless that makes the result larger than 1 GiB and than the text justifies, or larger than half of the machine's
       memory: then it is refused.
     - `groups`: for files without qid, a side file each, with the number of rows of one query per line; queries are
       numbered from 0.
     - `missing`: the value of features that a line does not name: a number that float32 holds, or NaN.
-    - `scattered`: where the rows of a query are not together, "group" moves them to the query's first row (`rows` of the
-      result remembers where they were) and "refuse" raises an error.
+    - `scattered`: where the rows of a query are not together, "group" moves them to the query's first row (`rows` of
+      the result remembers where they were) and "refuse" raises an error.
     - `progress`: called with the bytes read so far and the bytes of all files.
 
     A line that breaks the rules of `rankgrad.data.svmlight.line` raises a ValueError that begins with file:line:column.

@@ -1,1 +1,1 @@
-"""Parquet, CSV, Arrow and frames: reader, over the arrow helpers."""
+"""Tables with named columns to a dataset: arrow (files and frames as Arrow tables), reader."""

@@ -1,7 +1,6 @@
 """Files and frames as Arrow tables: Parquet, CSV, Arrow files, and frames of pandas, polars, pyarrow.
 
-This file may read files through pyarrow, an extra that is imported when a table is read; pandas and polars are
-never imported.
+pyarrow is an extra and is imported when a table is read; pandas and polars are never imported.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Table(NamedTuple):
 
 
 def kind_of(path: Path) -> str | None:
-    """The ending that makes a file a table, in small letters; None: it is none.
+    """The ending that makes a file a table, in small letters; None if it is no table.
 
     >>> kind_of(Path("train.CSV.gz")), kind_of(Path("train.csv.txt"))
     ('.csv', None)
@@ -48,14 +47,14 @@ def open_table(source: Any, number: int, qid: str, wanted: Callable[[str], bool]
         table = Table(os.fspath(source), _read_file(Path(source), qid, wanted))
     elif isinstance(source, pyarrow.Table):
         table = Table(name, source)
-    elif hasattr(source, "columns" if package == "pandas" else "__arrow_c_stream__"):  # a Series has but the latter
+    elif hasattr(source, "columns" if package == "pandas" else "__arrow_c_stream__"):  # a Series has only the latter
         table = Table(name, _of_frame(source, name))
     else:
         raise ValueError(
             f"cannot read a table from {type(source).__name__}; expected a path, a pyarrow Table, "
             "or a pandas or polars DataFrame"
         )
-    _refuse_twins(table.name, table.arrow.column_names)
+    _refuse_duplicate_columns(table.name, table.arrow.column_names)
     return table
 
 
@@ -75,21 +74,21 @@ def _of_frame(frame: Any, name: str) -> Any:
     pyarrow = import_pyarrow()
     is_pandas = hasattr(frame, "iloc")
     if is_pandas:
-        _refuse_twins(name, [str(column) for column in frame.columns])
+        _refuse_duplicate_columns(name, [str(column) for column in frame.columns])
     try:
-        if is_pandas:  # its own way out would add the index as a column
+        if is_pandas:  # its __arrow_c_stream__ would add the index as a column
             return pyarrow.Table.from_pandas(frame, preserve_index=False)
         return pyarrow.table(frame)
-    except Exception as error:  # every package has its own
+    except Exception as error:  # every package raises errors of its own
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"cannot read {name}: {reason}; expected columns of one type that Arrow knows") from error
 
 
-def _refuse_twins(name: str, columns: list[str]) -> None:
+def _refuse_duplicate_columns(name: str, columns: list[str]) -> None:
     if len(set(columns)) < len(columns):
         twice = min(column for column in columns if columns.count(column) > 1)
-        mend = "add the line of names, which seems to be missing" if reads_as_number(twice) else "rename one"
-        raise ValueError(f"{name} has several columns named {twice!r}; expected distinct names; {mend}")
+        hint = "add the line of names, which seems to be missing" if reads_as_number(twice) else "rename one"
+        raise ValueError(f"{name} has several columns named {twice!r}; expected distinct names; {hint}")
 
 
 def _read_file(path: Path, qid: str, wanted: Callable[[str], bool]) -> Any:
@@ -108,7 +107,9 @@ def _read_file(path: Path, qid: str, wanted: Callable[[str], bool]) -> Any:
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise
-        raise ValueError(f"cannot read {path} as {kind[1:]}: {error}; expected a sound file of that kind") from error
+        raise ValueError(
+            f"cannot read {path} as {kind[1:]}: {error}; expected an undamaged file of that kind"
+        ) from error
 
 
 def _read_csv(path: Path, delimiter: str, qid: str, wanted: Callable[[str], bool]) -> Any:
@@ -135,12 +136,12 @@ def _read_csv(path: Path, delimiter: str, qid: str, wanted: Callable[[str], bool
             name = guess.names[int(column[1])]
             expect_numbers(Table(str(path), read({name: pyarrow.large_string()}, nulls=True)), name)
         raise
-    _refuse_twins(str(path), table.column_names)
+    _refuse_duplicate_columns(str(path), table.column_names)
     for name in numbers:
         if name == qid:
             continue
         infinite = pyarrow.compute.is_inf(table[name])
-        if pyarrow.compute.any(infinite).as_py():  # written so, or beyond float64: only the text tells
+        if pyarrow.compute.any(infinite).as_py():  # written so, or too large for float64: the text says which
             row = pyarrow.compute.index(infinite, True).as_py()
             token = read({name: pyarrow.large_string()})[name][row].as_py()
             raise ValueError(
@@ -148,12 +149,12 @@ def _read_csv(path: Path, delimiter: str, qid: str, wanted: Callable[[str], bool
                 "expected a finite number or null"
             )
     if table.column_names.count(qid) != 1:
-        return table  # the check of the columns will say so
+        return table  # the check of the columns reports it
     return table.set_column(table.column_names.index(qid), qid, _ids_of_texts(table[qid]))
 
 
 def _ids_of_texts(texts: Any) -> Any:
-    """Texts that all are numbers as numbers, without a guess at 007; the empty text as null."""
+    """Texts as numbers if all of them are, unless that would lose a leading zero (007); the empty text as null."""
     pyarrow = import_pyarrow()
     compute = pyarrow.compute
     texts = compute.utf8_trim_whitespace(texts)
@@ -183,7 +184,7 @@ def at(table: Table, row: int, name: str) -> str:
 
 
 def expect_numbers(
-    table: Table, name: str, mend: str = "convert the column, or take it out (in Python: choose with features=)"
+    table: Table, name: str, hint: str = "convert the column, or take it out (in Python: choose with features=)"
 ) -> None:
     types = import_pyarrow().types
     column = plain(table.arrow[name])
@@ -191,14 +192,14 @@ def expect_numbers(
     if not any(test(column.type) for test in tests):
         values = column.to_pylist()
         strange = [i for i, value in enumerate(values) if not reads_as_number(value)] or [0]
-        row = next((i for i in strange if values[i] not in NULLS), strange[0])  # a word for null is not to blame
+        row = next((i for i in strange if values[i] not in NULLS), strange[0])  # not a word for null, if possible
         raise ValueError(
-            f"{at(table, row, name)} is {values[row]!r}, in a column of type {column.type}; expected numbers; {mend}"
+            f"{at(table, row, name)} is {values[row]!r}, in a column of type {column.type}; expected numbers; {hint}"
         )
 
 
 def plain(column: Any) -> Any:
-    """Categories as the values they stand for, text in one type."""
+    """A column of categories as their values, and text of any Arrow type as large_string."""
     pyarrow = import_pyarrow()
     types = pyarrow.types
     if isinstance(column, pyarrow.ChunkedArray) and types.is_dictionary(column.type):

@@ -1,7 +1,7 @@
 """Tables with named columns -> RankingDataset: Parquet, CSV, Arrow files, and frames of pandas, polars, pyarrow.
 
-Every table becomes an Arrow table first (`_arrow`), so that all kinds pass the same checks. This file touches Arrow
-tables in memory only. Errors name the source, the row (counted from 1, a CSV header not counted) and the column.
+Every table becomes an Arrow table first, so that all kinds pass the same checks. Errors name the source, the row
+(counted from 1, a CSV header not counted) and the column.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rankgrad.checks import one_of
 from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset
 from rankgrad.data.grouping import as_missing, first_return, group_rows, one_per_query
 from rankgrad.data.tables.arrow import (
@@ -48,19 +49,21 @@ def read_table(
 
     - `source`: a path (.parquet, .csv, .tsv, also .gz, .bz2 or .zst; .arrow, .feather, .ipc), a pyarrow Table, a
       pandas or polars DataFrame, or a list of these, read as one table.
-    - `features`: the feature columns, in this order; None takes all columns but `label`, `qid` and `weight` in the
-      order of the first table (of the columns in which pandas stores a row index, none). They must be numbers or
-      booleans. Null and NaN become `missing` (a number that float32 holds, or NaN); infinity is refused; what is finite
-      but beyond float32 becomes the largest float32: `provenance["clamped"]` counts these,
-      `provenance["first_clamped"]` is the place of the first, and a warning is logged. Numbers of a CSV file, and
-      integers of a column with nulls, are rounded to float64 first, so that a rare one differs in the last bit from
-      the float32 nearest to it.
-    - `label`: numbers, finite, not negative. `qid`: integers or text. `weight`: one number per query, the same in
-      all its rows. None of them may be null.
-    - `labelled`: False gives labels 0, for documents that are only to be ranked; the column `label` may be there, and
-      may hold anything.
-    - `scattered`: rows of a query that are not together are grouped at the place of its first row, or refused;
-      `in_source_order` puts results back.
+    - `label`: the column of labels: finite numbers, not negative, never null.
+    - `qid`: the column of query ids: integers or text, never null.
+    - `features`: the feature columns, in this order: numbers or booleans. None takes all columns but `label`, `qid` and
+      `weight` in the order of the first table, without those in which pandas stores a row index.
+    - `weight`: a column with one number per query, the same in all its rows, never null. None: no weights.
+    - `missing`: what null and NaN features become: a number that float32 holds, or NaN.
+    - `scattered`: where the rows of a query are not together, "group" moves them to the query's first row and "refuse"
+      raises an error; `in_source_order` puts results back.
+    - `labelled`: False sets all labels to 0, for documents that are only to be ranked; the column `label` may be
+      missing or hold anything.
+
+    Infinite features are refused. A finite one beyond float32 becomes the largest float32: `provenance["clamped"]`
+    counts these, `provenance["first_clamped"]` is the place of the first, and a warning is logged. Numbers of a CSV
+    file, and integers of a column with nulls, are rounded to float64 first, so that a rare one differs in the last bit
+    from the float32 nearest to it.
 
     >>> import pyarrow
     >>> table = pyarrow.table({"qid": ["b", "b", "a"], "label": [1, 0, 2], "bm25": [0.5, None, 2.0]})
@@ -68,8 +71,7 @@ def read_table(
     >>> data.query_ids.tolist(), data.feature_names, data.features.tolist()
     (['b', 'a'], ('bm25',), [[0.5], [0.0], [2.0]])
     """
-    if scattered not in ("group", "refuse"):
-        raise ValueError(f"scattered is {scattered!r}; expected 'group' or 'refuse'")
+    one_of("scattered", scattered, ("group", "refuse"))
     missing = as_missing(missing)
     roles = {"label": label, "qid": qid} | ({} if weight is None else {"weight": weight})
     _expect_names([*roles.values()], features)
@@ -79,7 +81,7 @@ def read_table(
     def wanted(name: str) -> bool:
         return name in roles.values() or (name in features if features is not None else name != label)
 
-    tables = [open_table(one, number, qid, wanted) for number, one in enumerate(_several(source))]
+    tables = [open_table(one, number, qid, wanted) for number, one in enumerate(_as_list(source))]
     if not labelled:
         tables = [_without(table, label) for table in tables]
     names = _feature_names(tables, roles, features)
@@ -121,15 +123,15 @@ def read_table(
 
 
 def _without(table: Table, label: str) -> Table:
-    """The table less its labels, if it has any."""
+    """The table without its labels, if it has any."""
     return table._replace(arrow=table.arrow.select([name for name in table.arrow.column_names if name != label]))
 
 
-def _several(source: Any) -> list[Any]:
-    several = list(source) if isinstance(source, list | tuple) else [source]
-    if not several:
+def _as_list(source: Any) -> list[Any]:
+    sources = list(source) if isinstance(source, list | tuple) else [source]
+    if not sources:
         raise ValueError("no table was given; expected a path, a table, or a list of them")
-    return several
+    return sources
 
 
 def _expect_names(roles: list[str], features: Sequence[str] | None) -> None:
@@ -167,12 +169,12 @@ def _feature_names(tables: list[Table], roles: Mapping[str, str], features: Sequ
 
 
 def _hint(name: str, own: Sequence[str], role: str | None) -> str:
-    """What may be meant, or wrong, where a column is not there; `role` is its argument of `read_table`."""
+    """What may be wrong where a column is missing; `role` is its argument of `read_table`."""
     near = difflib.get_close_matches(name, own, n=1)
     if len(own) == 1 and name in re.split(r"\W+", own[0]):
         return "is another separator between them? "
     numbers = [one for one in own if reads_as_number(one)]
-    # Whole numbers name the columns of many a frame; fractions are values.
+    # Whole numbers name the columns of many frames; fractions are values.
     if len(numbers) == len(own) or (2 * len(numbers) > len(own) and any("." in one for one in numbers)):
         return "is the line of names missing? "
     meant = f"did you mean {near[0]!r}? " if near else ""
@@ -226,13 +228,13 @@ def _numbers(column: Any) -> np.ndarray:
 
 def _amounts(table: Table, name: str) -> np.ndarray:
     """A column of labels or weights: float32, finite, not negative."""
-    expect_numbers(table, name, "write numbers for its words, 0 for what is irrelevant")
+    expect_numbers(table, name, "replace words by numbers, 0 for irrelevant")
     values = _numbers(table.arrow[name])
     good = (values >= 0) & (values <= MAX_FLOAT32)  # NaN is neither
     if not good.all():
         row = int(np.argmin(good))
-        said = "missing" if np.isnan(values[row]) else values[row]
-        raise ValueError(f"{at(table, row, name)} is {said}; expected a number from 0 to 3.4e38")
+        value = "missing" if np.isnan(values[row]) else values[row]
+        raise ValueError(f"{at(table, row, name)} is {value}; expected a number from 0 to 3.4e38")
     return values.astype(np.float32)
 
 
@@ -246,7 +248,7 @@ def _group(tables: list[Table], qid: str, scattered: str) -> tuple[np.ndarray | 
         ids = np.concatenate(parts)
         order, offsets, query_ids = group_rows(ids)
     else:
-        # Texts are compared as codes: an array of N texts would take room for N times the longest.
+        # Texts are compared as codes: an array of N texts takes N times the memory of the longest.
         texts = pyarrow.chunked_array([c for part in parts for c in part.chunks], pyarrow.large_string())
         coded = texts.combine_chunks().dictionary_encode()
         ids = coded.indices.to_numpy()
@@ -291,7 +293,7 @@ def _query_ids(table: Table, name: str) -> Any:
         if not whole.all():
             row = int(np.argmin(whole))
             raise ValueError(
-                f"{at(table, row, name)} is {float(values[row])!r}, a floating-point number that is no safe integer; "
+                f"{at(table, row, name)} is {float(values[row])!r}, not a whole number that a float holds exactly; "
                 "expected integers or text; convert the column"
             )
         return values.astype(np.int64)
