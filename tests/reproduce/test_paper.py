@@ -8,16 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 
-from rankgrad.cli import main
-from rankgrad.reproduce import paper as figures
-from rankgrad.reproduce import table1
-
-
-def call(monkeypatch, capfd, *arguments):
-    monkeypatch.setattr(sys, "argv", ["rankgrad", "reproduce", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return end.value.code or 0, *capfd.readouterr()
+from rankgrad.reproduce import paper
 
 
 def neural_sort_loops(s, tau):
@@ -33,23 +24,22 @@ def neural_sort_loops(s, tau):
 
 
 def test_table_1_is_the_definition_and_finds_the_misprints():
-    found = table1.sort_labels()
+    found = paper.sort_labels()
     for row in found["rows"]:
         expected = [
-            sum(p * y for p, y in zip(of_rank, table1.LABELS))
-            for of_rank in neural_sort_loops(table1.SCORES, row["tau"])
+            sum(p * y for p, y in zip(of_rank, paper.LABELS)) for of_rank in neural_sort_loops(paper.SCORES, row["tau"])
         ]
         assert row["entries"] == pytest.approx(expected, abs=1e-12)
         assert row["sum"] == pytest.approx(sum(expected), abs=1e-12)
     assert [round(row["sum"], 4) for row in found["rows"]] == [14.0, 13.9997, 13.7781]
-    text = table1.describe(found)
+    text = paper.describe_table1(found)
     assert "tau 0.01: 14.00004339 is the sum of rounded entries; unrounded 14.0000" in text
     assert "tau 0.1: 13.9998 is the sum of rounded entries; unrounded 13.9997" in text
     assert "tau 1: 10.388 is a misprint; the paper's own entries sum to 13.7781" in text
     assert '"N_k^-1 is the maxDCG": its inverse is meant' in text
     assert text.endswith("entries agree to the digits printed: yes")
     found["rows"][2]["entries"][0] += 1e-3
-    assert table1.describe(found).endswith("printed: no")
+    assert paper.describe_table1(found).endswith("printed: no")
 
 
 def relaxed_ndcg_loops(scores, labels, tau, rounds):
@@ -66,7 +56,7 @@ def relaxed_ndcg_loops(scores, labels, tau, rounds):
 
 @pytest.mark.parametrize("place", [0, 200, 301, 333, 900])
 def test_curves_are_the_definition(place):
-    one, two = figures.figure1(), figures.figure2()
+    one, two = paper.figure1(), paper.figure2()
     x = one.x[place].item()
     assert x == pytest.approx(-2 + 0.01 * place)
     for rounds, values in zip((0, 30), one.relaxed.values(), strict=True):
@@ -78,7 +68,7 @@ def test_curves_are_the_definition(place):
 
 
 def test_sinkhorn_takes_the_bump_away():
-    found = figures.measure(figures.figure1())
+    found = paper.measure_figure(paper.figure1())
     assert [(jump["x"], round(jump["before"], 4), round(jump["after"], 4)) for jump in found["jumps"]] == [
         (1.0, 1.0, 0.9639), (4.0, 0.9639, 0.659),
     ]  # fmt: skip
@@ -89,7 +79,7 @@ def test_sinkhorn_takes_the_bump_away():
 
 
 def test_cold_curves_come_close_to_ndcg_and_are_steep():
-    found = figures.measure(figures.figure2())
+    found = paper.measure_figure(paper.figure2())
     assert [jump["x"] for jump in found["jumps"]] == [1.0, 2.0, 3.0, 4.0]
     rows = list(found["relaxed"].values())
     distances, slopes = ([row[key] for row in rows] for key in ("mean_distance", "steepest"))
@@ -98,15 +88,15 @@ def test_cold_curves_come_close_to_ndcg_and_are_steep():
 
 
 def test_the_wrong_way_is_the_largest_fall_of_a_rising_curve():
-    size, start, end = figures._wrong_way(torch.tensor([0.0, 2.0, 1.5, 3.0, 1.0, 1.25, 4.0]))
+    size, start, end = paper._wrong_way(torch.tensor([0.0, 2.0, 1.5, 3.0, 1.0, 1.25, 4.0]))
     assert (size, start, end) == (2.0, 3, 4)
-    assert figures._wrong_way(torch.tensor([0.0, 1.0, 1.0]))[0] == 0.0
+    assert paper._wrong_way(torch.tensor([0.0, 1.0, 1.0]))[0] == 0.0
 
 
 @pytest.mark.parametrize("name", ["figure1", "figure2"])
-def test_figures_are_drawn_the_same_again_and_replace_nothing_unasked(monkeypatch, capfd, tmp_path, name):
+def test_figures_are_drawn_the_same_again_and_replace_nothing_unasked(call, monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
-    code, out, err = call(monkeypatch, capfd, name)
+    code, out, err = call(name)
     assert (code, err) == (0, "")
     assert out.endswith(f"drawn to {name}.svg\n") and max(map(len, out.splitlines())) <= 80
     file = tmp_path / f"{name}.svg"
@@ -114,36 +104,34 @@ def test_figures_are_drawn_the_same_again_and_replace_nothing_unasked(monkeypatc
     assert len(first) < 60_000
     text = " ".join(element.text or "" for element in ElementTree.fromstring(first).iter())
     assert "NDCG" in text and "NeuralNDCG, " in text
-    code, out, err = call(monkeypatch, capfd, name)
+    code, out, err = call(name)
     assert (code, out) == (2, "")
-    assert err == f"rankgrad: {name}.svg exists already; expected a new file; choose another --out, or --overwrite\n"
+    assert f"{name}.svg exists already" in err and "--overwrite" in err and err.count("\n") == 1
     file.write_text("old")
-    assert call(monkeypatch, capfd, name, "--overwrite")[0] == 0
+    assert call(name, "--overwrite")[0] == 0
     assert file.read_bytes() == first
     for kind, start in (("png", b"\x89PNG"), ("pdf", b"%PDF")):
-        code, out, _ = call(monkeypatch, capfd, name, "--out", f"f.{kind}", "--json")
+        code, out, _ = call(name, "--out", f"f.{kind}", "--json")
         assert code == 0 and json.loads(out)["figure"] == f"f.{kind}"
         assert (tmp_path / f"f.{kind}").read_bytes().startswith(start)
 
 
-def test_what_cannot_be_drawn_is_one_sentence(monkeypatch, capfd, tmp_path):
+def test_what_cannot_be_drawn_is_one_sentence(call, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert (
-        "f.jpg does not say what to draw; expected a name that ends in .svg, .pdf, .png"
-        in call(monkeypatch, capfd, "figure1", "--out", "f.jpg")[2]
-    )
-    assert "absent is not a folder" in call(monkeypatch, capfd, "figure1", "--out", "absent/f.svg")[2]
+    err = call("figure1", "--out", "f.jpg")[2]
+    assert "f.jpg" in err and ".svg, .pdf, .png" in err
+    assert "absent is not a folder" in call("figure1", "--out", "absent/f.svg")[2]
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, out, err = call(monkeypatch, capfd, "figure1")
+    code, out, err = call("figure1")
     assert (code, out) == (2, "")
-    assert err == "rankgrad: drawing figures needs matplotlib; pip install 'rankgrad[report]'\n"
+    assert "matplotlib" in err and "pip install 'rankgrad[report]'" in err
     assert not list(tmp_path.iterdir())
 
 
-def test_table1_speaks_json(monkeypatch, capfd):
-    code, out, _ = call(monkeypatch, capfd, "table1", "--json")
+def test_table1_speaks_json(call):
+    code, out, _ = call("table1", "--json")
     assert code == 0 and [row["tau"] for row in json.loads(out)["rows"]] == [0.01, 0.1, 1.0]
-    code, out, _ = call(monkeypatch, capfd, "table1")
+    code, out, _ = call("table1")
     assert code == 0 and max(map(len, out.splitlines())) <= 80

@@ -1,4 +1,4 @@
-"""Trees of other libraries on our lists, judged by our metrics, in folders like those of runs."""
+"""Trees of other libraries on our lists, measured by our metrics, in folders like those of runs."""
 
 import importlib.util
 import json
@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from rankgrad.data.load import read_splits
-from rankgrad.reproduce.table2 import make_table
-from rankgrad.reproduce.tables import as_text
-from rankgrad.reproduce.trials import Order
 from rankgrad.runs.compare import compare_runs
-from rankgrad.runs.folder import kept
-from rankgrad.runs.run import Run, advance, begin
+from rankgrad.runs.folder import read_per_query, read_report
+from rankgrad.runs.run import Run, train_run
+from rankgrad.runs.trees import fit_trees_run
 from rankgrad.training.config import Config, Data, Model, Train
-from rankgrad.training.evaluate import judge, mean
+from rankgrad.training.evaluate import mean, measure
 from rankgrad.trees import fit as trees
-from rankgrad.trees.fit import Trees, grid, grow
+from rankgrad.trees.fit import TreeConfig, grid
 
-TREES = Trees("lightgbm", "synthetic:tiny", 1, seed=3, threads=1, large=False, tuned=True, metrics=("ndcg@10", "map"))
+TREES = TreeConfig(
+    "lightgbm", "synthetic:tiny", 1, seed=3, threads=1, large=False, tuned=True, metrics=("ndcg@10", "map")
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,47 +40,46 @@ def xgboost_scores(file, data):
 
 
 @pytest.fixture(scope="module", params=["lightgbm", "xgboost"])
-def grown(request, splits, tmp_path_factory):
+def fitted(request, splits, tmp_path_factory):
     pytest.importorskip(request.param)
     folder = tmp_path_factory.mktemp(request.param)
-    grow(replace(TREES, library=request.param), splits, folder)
+    fit_trees_run(folder, replace(TREES, library=request.param), splits)
     return request.param, folder
 
 
-def test_the_report_is_that_of_the_model_file_by_our_metrics(grown, splits):
-    library, folder = grown
+def test_the_report_is_that_of_the_model_file_by_our_metrics(fitted, splits):
+    library, folder = fitted
     file = folder / trees.MODEL_FILES[library]
     scores = {"lightgbm": lightgbm_scores, "xgboost": xgboost_scores}[library](file, splits["test"])
-    values = judge(scores, splits["test"], ["ndcg@10"])["ndcg@10"]
-    np.testing.assert_allclose(kept(folder).metrics["ndcg@10"], values)
-    report = json.loads((folder / "report.json").read_text())
+    values = measure(scores, splits["test"], ["ndcg@10"])["ndcg@10"]
+    np.testing.assert_allclose(read_per_query(folder).metrics["ndcg@10"], values)
+    report = read_report(folder)
     assert report["metrics"]["test"]["ndcg@10"]["empty=0"] == pytest.approx(mean(values, 0.0))
     assert report["loss"] == {"lightgbm": "lightgbm lambdarank", "xgboost": "xgboost rank:pairwise"}[library]
     assert report["seed"] == 3 and "2^y - 1" in report["convention"]
 
 
-def test_the_best_of_the_grid_is_chosen_by_validation(grown, splits):
-    library, folder = grown
+def test_the_best_of_the_grid_is_chosen_by_validation(fitted, splits):
+    library, folder = fitted
     facts = json.loads((folder / "trees.json").read_text())
     settings = grid(replace(TREES, library=library))
     assert len(settings) == 4
     assert [{key: entry[key] for key in settings[0]} for entry in facts["tried"]] == settings
     assert facts["chosen"] == max(facts["tried"], key=lambda entry: entry["validation"])
-    report = json.loads((folder / "report.json").read_text())
+    report = read_report(folder)
     assert report["metrics"]["vali"]["ndcg@10"]["empty=1"] == pytest.approx(facts["chosen"]["validation"])
     assert report["best_epoch"] == facts["chosen"]["rounds"] <= report["epochs"]
     assert facts["version"][0].isdigit()
 
 
-def test_trees_are_compared_with_runs_and_do_not_pretend_to_be_one(grown, tmp_path):
-    _, folder = grown
+def test_trees_are_compared_with_runs_and_do_not_pretend_to_be_one(fitted, tmp_path):
+    _, folder = fitted
     config = Config(
         data=Data("synthetic:tiny"), model=Model(kind="linear"), train=Train(epochs=1, device="cpu", threads=1)
     )
-    begin(config, tmp_path / "run")
-    list(advance(tmp_path / "run"))
+    list(train_run(tmp_path / "run", config))
     assert compare_runs(folder, tmp_path / "run", "ndcg@10")["queries"] == 9
-    with pytest.raises(ValueError, match="holds trees of another library"):
+    with pytest.raises(ValueError, match="trees of another library.*compare"):
         Run.open(folder)
 
 
@@ -94,9 +93,9 @@ def test_untuned_trees_take_the_first_settings_and_never_ask_validation(splits, 
     )
     monkeypatch.setattr(trees, "_rounds", lambda _: 20)
     pytest.importorskip("lightgbm")
-    grow(replace(TREES, tuned=False), splits, tmp_path / "t")
+    fit_trees_run(tmp_path / "t", replace(TREES, tuned=False), splits)
     assert seen == [(grid(TREES)[0], None)]
-    report = json.loads((tmp_path / "t" / "report.json").read_text())
+    report = read_report(tmp_path / "t")
     assert (report["best_epoch"], report["epochs"]) == (20, 20) and "fixed settings" in report["convention"]
 
 
@@ -104,8 +103,8 @@ def test_the_same_seed_grows_the_same_trees(splits, tmp_path, monkeypatch):
     pytest.importorskip("lightgbm")
     monkeypatch.setattr(trees, "_rounds", lambda _: 20)
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        grow(replace(TREES, seed=seed, tuned=False), splits, tmp_path / name)
-    values = {name: kept(tmp_path / name).metrics["ndcg@10"] for name in "abc"}
+        fit_trees_run(tmp_path / name, replace(TREES, seed=seed, tuned=False), splits)
+    values = {name: read_per_query(tmp_path / name).metrics["ndcg@10"] for name in "abc"}
     np.testing.assert_array_equal(values["a"], values["b"])
     assert not np.array_equal(values["a"], values["c"], equal_nan=True)
 
@@ -113,34 +112,15 @@ def test_the_same_seed_grows_the_same_trees(splits, tmp_path, monkeypatch):
 # --- what is not installed --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def without_trees(monkeypatch):
+def test_what_is_missing_is_named_with_the_line_that_installs_it(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name in trees.EXTRAS else found(name, *rest)
     )
-
-
-def test_what_is_missing_is_said_with_the_line_that_installs_it(without_trees):
-    assert trees.missing("xgboost").endswith("install it with: pip install 'rankgrad[gbdt]'")
-    assert trees.missing("catboost").endswith("install it with: pip install 'rankgrad[catboost]'")
-
-
-def test_rows_of_missing_libraries_are_left_out_with_the_reason(without_trees, tmp_path, monkeypatch):
-    from rankgrad.reproduce import table2
-
-    monkeypatch.setattr(table2, "report_on", lambda *_: "none: not drawn")
-    monkeypatch.setattr(table2, "chosen", lambda rows: ["listnet", "xgboost", "lightgbm", "catboost"])
-    order = Order("synthetic:tiny", out=tmp_path / "t", seeds=1, recipe="small", epochs=1, device="cpu")
-    result = make_table(order, quiet=True)
-    assert set(result["rows"]) == {"listnet"} and set(result["skipped"]) == {"xgboost", "lightgbm", "catboost"}
-    assert "skipped: CatBoost (YetiRank): catboost is not installed" in as_text(result)
-
-
-def test_a_missing_library_that_was_asked_for_by_name_is_an_error_before_anything_is_trained(without_trees, tmp_path):
-    with pytest.raises(ValueError, match=r"the row xgboost cannot be trained: .* pip install 'rankgrad\[gbdt\]'"):
-        make_table(Order("synthetic:tiny", out=tmp_path / "t", rows="listnet,xgboost"), quiet=True)
-    assert not (tmp_path / "t").exists()
+    assert "pip install 'rankgrad[gbdt]'" in trees.missing("xgboost")
+    assert "pip install 'rankgrad[catboost]'" in trees.missing("catboost")
+    monkeypatch.undo()
+    assert trees.missing("numpy") is None
 
 
 class StandInForCatBoost:
@@ -175,8 +155,8 @@ def test_catboost_is_asked_for_yetirank(splits, tmp_path, monkeypatch):
         stand_in = types.ModuleType("catboost")
         stand_in.Pool, stand_in.CatBoost = StandInForCatBoost.Pool, StandInForCatBoost.CatBoost
         monkeypatch.setitem(sys.modules, "catboost", stand_in)
-    grow(replace(TREES, library="catboost"), splits, tmp_path / "t")
+    fit_trees_run(tmp_path / "t", replace(TREES, library="catboost"), splits)
     facts = json.loads((tmp_path / "t" / "trees.json").read_text())
     assert len(facts["tried"]) == 4 and (tmp_path / "t" / "model.cbm").exists()
-    report = json.loads((tmp_path / "t" / "report.json").read_text())
+    report = read_report(tmp_path / "t")
     assert report["loss"] == "catboost YetiRank" and report["best_epoch"] < report["epochs"]

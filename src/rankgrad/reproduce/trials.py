@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -265,7 +266,9 @@ def _expect_same_recipe(trial: Trial) -> None:
     """Refuse a run that was begun with another configuration; threads and the place of the lists may differ."""
     if isinstance(trial.config, TreeConfig) or not (trial.folder / "config.toml").is_file():
         return
-    found = read_config(trial.folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a run that goes on warns of settings that no longer exist
+        found = read_config(trial.folder)
     asked = validate(trial.config)
     train = dataclasses.replace(asked.train, threads=found.train.threads)
     data = dataclasses.replace(asked.data, path=found.data.path)
