@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from rankgrad.kernels import cuda as nvrtc
+from rankgrad.kernels import cuda
 
 COMPILER = shutil.which("g++")
 DYNAMIC = "extern __shared__ __align__(16) char memory[];"
@@ -16,7 +16,7 @@ FLAGS = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno
 
 @functools.cache
 def folder():
-    """Removed when the tests end."""
+    """Where kernels are compiled; removed when the tests end."""
     return tempfile.TemporaryDirectory()
 
 
@@ -36,7 +36,7 @@ class Kernel:
         self.launch, self.seed = ctypes.CDLL(str(made)).launch, 0
 
     def __call__(self, stream, blocks, threads, shared, *arguments):
-        values = [nvrtc._value(argument) for argument in arguments]
+        values = [cuda._value(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         self.seed += 1
         assert self.launch(blocks, threads, shared, places, self.seed) == 0, "threads wait for each other without end"

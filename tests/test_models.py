@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rankgrad.models import MLP, MODELS, EndToEnd, Linear, Transformer, ranking_scores, rounded
+from rankgrad.models import MLP, MODELS, Linear, PackedLayout, Transformer, bf16_twin, ranking_scores
 
 FEATURES = 5
 LENGTHS = (7, 3, 10, 1, 0, 5)
@@ -342,7 +342,7 @@ def test_dropout_falls_where_the_paper_has_it(monkeypatch, training):
         calls.append((dropout_p, attn_mask))
         return attend(query, key, value, attn_mask=attn_mask)
 
-    def scaled(x, p, training, inplace):
+    def scaled(x, p, training=True, inplace=False):
         assert p == 0.25
         return 0.7 * x if training else x
 
@@ -479,12 +479,12 @@ def test_shapes_are_checked(name):
             model(good, mask)
 
 
-# --- lists end to end -------------------------------------------------------------------------------------------------
+# --- packed lists -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("units", [1, 3])
-def test_lists_end_to_end_score_as_padded_ones_and_learn_the_same(kind, units):
+def test_packed_lists_score_as_padded_ones_and_learn_the_same(kind, units):
     torch.manual_seed(0)
     options = {"width": 8, "heads": 2, "feedforward": 16, "dropout": 0.0} if kind == "transformer" else {}
     model = MODELS[kind](7, units=units, **options)
@@ -494,7 +494,7 @@ def test_lists_end_to_end_score_as_padded_ones_and_learn_the_same(kind, units):
     padded = torch.randn(5, 10, 7)
     slopes = torch.randn(19) if units == 1 else torch.randn(19, units)
     gradients = []
-    for scores in (model(padded, mask)[mask], model.packed(padded[mask], EndToEnd(offsets, 10))):
+    for scores in (model(padded, mask)[mask], model.packed(padded[mask], PackedLayout(offsets, 10))):
         model.zero_grad()
         scores.backward(slopes)
         gradients.append((scores.detach(), *(parameter.grad.clone() for parameter in model.parameters())))
@@ -506,7 +506,7 @@ def test_a_document_of_another_list_is_not_seen():
     torch.manual_seed(0)
     model = Transformer(3, width=8, feedforward=8).eval()
     features = torch.randn(6, 3)
-    lists = EndToEnd(torch.tensor([0, 2, 6], dtype=torch.int32), 4)
+    lists = PackedLayout(torch.tensor([0, 2, 6], dtype=torch.int32), 4)
     before = model.packed(features, lists)
     features[1] = math.nan
     after = model.packed(features, lists)
@@ -514,34 +514,13 @@ def test_a_document_of_another_list_is_not_seen():
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_rounded_twin_shares_what_is_not_rounded(kind):
+def test_a_bf16_twin_shares_what_is_not_rounded(kind):
     model = MODELS[kind](7)
-    twin = rounded(model)
+    twin = bf16_twin(model)
     for (name, own), its in zip(model.named_parameters(), twin.parameters()):
         layer = model.get_submodule(name.rpartition(".")[0])
         if isinstance(layer, torch.nn.Linear) and layer is not model.output:
             assert its.dtype == torch.bfloat16 and torch.equal(its, own.bfloat16())
         else:
             assert its is own
-    assert rounded(torch.nn.Sequential(torch.nn.Linear(7, 1))) is None
-
-
-def test_compiled_dropout_keeps_its_share_evenly_and_follows_the_seed():
-    layer = MLP(4, hidden=(4,), dropout=0.1).dropout
-    dropout = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    ones = torch.ones(600, 500, requires_grad=True)
-    torch.manual_seed(0)
-    once, other = dropout(ones), dropout(ones)
-    torch.manual_seed(0)
-    assert torch.equal(dropout(ones), once)
-    once.sum().backward()
-    assert torch.equal(ones.grad, once.detach())  # the gradient is masked alike
-    dropped = (once == 0).double()
-    torch.testing.assert_close(once.unique().tolist(), [0.0, 1 / 0.9], rtol=1e-6, atol=0)
-    for share, count in ((dropped.mean(0), 600), (dropped.mean(1), 500)):  # by column, by row: binomial
-        assert share.std().item() == pytest.approx(math.sqrt(0.09 / count), rel=0.15)
-        assert share.mean().item() == pytest.approx(0.1, abs=0.003)
-    both = (dropped * (other == 0)).mean().item()
-    assert both == pytest.approx(0.01, abs=0.001)  # independent of the next mask
-    layer.eval()
-    assert torch.equal(dropout(ones), ones)
+    assert bf16_twin(torch.nn.Sequential(torch.nn.Linear(7, 1))) is None

@@ -1,21 +1,13 @@
-"""Attention within lists end to end: the kernel against softmax(Q K^T) V of each list in float64."""
+"""Attention within packed lists: the kernel against softmax(Q K^T) V of each list in float64."""
 
 import math
-import os
 
 import pytest
 import torch
+from kernel_cases import DEVICE, on_the_gpu
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
-
-pytest.importorskip("triton")
-
-from rankgrad import kernels  # noqa: E402
-from rankgrad.kernels.encoder.attention import list_attention  # noqa: E402
-from rankgrad.models import EndToEnd, Transformer  # noqa: E402
+from rankgrad.kernels.encoder.attention import list_attention
+from rankgrad.models import PackedLayout, Transformer
 
 
 def case(lengths, heads, width, dtype=torch.float32):
@@ -36,7 +28,7 @@ def kept(projection, offsets, dropout, seed):
             flat = torch.zeros_like(projection)
             columns = torch.arange(start, min(start + width, n), device=DEVICE)
             flat[first + columns, 2, :, columns - start] = 1.0
-            out, _ = list_attention(flat.detach(), offsets, max(1, int(offsets.diff().max())), dropout, seed, True)
+            out = list_attention(flat.detach(), offsets, max(1, int(offsets.diff().max())), dropout, seed, True)
             seen = out[first:end].transpose(0, 1)[..., : len(columns)].double()  # [H, n, columns]
             list_factors[:, :, start : start + len(columns)] = seen * n
         factors.append(list_factors)
@@ -56,7 +48,7 @@ def expected(projection, offsets, factors):
 def agree(projection, offsets, dropout, tolerance, exact=True):
     seed = torch.tensor([11], dtype=torch.int32, device=DEVICE)
     longest = int(offsets.diff().max())
-    out, _ = list_attention(projection, offsets, longest, dropout, seed, exact)
+    out = list_attention(projection, offsets, longest, dropout, seed, exact)
     slope = torch.randn_like(out)
     out.backward(slope)
     wide = projection.detach().double().requires_grad_()
@@ -72,8 +64,8 @@ def test_values_and_gradients_of_lists_of_every_length():
 
 
 def test_blocks_need_not_be_square(monkeypatch):
-    monkeypatch.setattr("rankgrad.kernels.encoder.attention._BACKWARD", {True: (32, 16, 4, 1)})
-    monkeypatch.setattr("rankgrad.kernels.encoder.attention._FORWARD", {True: (16, 32, 4, 1)})
+    monkeypatch.setattr("rankgrad.kernels.encoder.attention._BACKWARD", {4: (32, 16, 4, 1)})
+    monkeypatch.setattr("rankgrad.kernels.encoder.attention._FORWARD", {4: (16, 32, 4, 1)})
     agree(*case((5, 40), 1, 24), 0.2, 1e-5)
 
 
@@ -103,18 +95,16 @@ def test_a_model_with_the_kernel_scores_as_without():
     model = Transformer(5, width=8, layers=1, heads=2, feedforward=8, dropout=0.0).to(DEVICE)
     offsets = torch.tensor([0, 4, 4, 11], dtype=torch.int32, device=DEVICE)
     features = torch.randn(11, 5).to(DEVICE)
-    plain = model.packed(features, EndToEnd(offsets, 7))
-    fused = model.packed(features, EndToEnd(offsets, 7, kernel=True))
+    plain = model.packed(features, PackedLayout(offsets, 7))
+    fused = model.packed(features, PackedLayout(offsets, 7, kernel=True))
     torch.testing.assert_close(fused, plain, atol=1e-5, rtol=1e-5)
 
 
-def test_what_keeps_the_kernel_away_is_said():
-    assert "CUDA" in kernels.why_no_attention(torch.device("cpu"), 96)
-    assert "up to 128 dimensions, got 256" in kernels.why_no_attention(torch.device("cuda"), 256)
-    assert kernels.why_no_attention(torch.device("cuda"), 96) == ""
+def test_float64_is_computed_in_float64():
+    agree(*case((5, 40, 1), 2, 24, torch.float64), 0.0, 1e-12)
 
 
-@pytest.mark.skipif(not CUDA, reason="needs a CUDA device: the interpreter computes neither in bfloat16 nor in TF32")
+@on_the_gpu  # the interpreter computes neither in bfloat16 nor in TF32
 @pytest.mark.parametrize(("dtype", "exact", "tolerance"), [(torch.bfloat16, False, 4e-2), (torch.float32, False, 1e-2)])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_the_paper_s_shape_in_lower_precision(dtype, exact, tolerance, dropout):

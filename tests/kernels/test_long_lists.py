@@ -8,21 +8,32 @@ import math
 
 import pytest
 import torch
-from test_short_lists import CUDA, DEVICE, NDCG, RELAXED, agree, batch, check_gain_that_is_not_finite, on_the_gpu, run
+from kernel_cases import (
+    CUDA,
+    DEVICE,
+    NDCG,
+    RELAXED,
+    agree,
+    batch,
+    check_gain_that_is_not_finite,
+    check_graph_capture,
+    check_repeatable,
+    on_the_gpu,
+    run,
+)
 
 from rankgrad import kernels
-from rankgrad.kernels.neural_ndcg.long import launch as long_sort
-from rankgrad.kernels.neural_ndcg.long import windows as long_lists
+from rankgrad.kernels.neural_ndcg.long import launch, windows
 from rankgrad.losses import LOSSES
 
-SMALL = long_sort.Tiles(R=4, G=2, LANES=4, RUN=8)  # blocks of 16 documents, chunks of 8 columns and 16 rows
+SMALL = launch.Tiles(R=4, G=2, LANES=4, RUN=8)  # blocks of 16 documents, chunks of 8 columns and 16 rows
 
 
 @pytest.fixture(autouse=True)
 def every_list_is_long(monkeypatch):
     monkeypatch.setattr(kernels, "LONGEST_IN_REGISTERS", 0)
     if not CUDA:
-        monkeypatch.setattr(long_sort, "TILES", SMALL)
+        monkeypatch.setattr(launch, "TILES", SMALL)
 
 
 @pytest.mark.parametrize("name", NDCG)
@@ -34,8 +45,8 @@ def test_ragged_lists_with_ties(name):
 @pytest.mark.parametrize("fast", [128.0, -1.0], ids=["float32", "float64"])
 def test_entries_of_wide_windows(name, fast, monkeypatch):
     """Far entries by multiplication, near ones in either precision; all other tests here take float64 for every entry."""
-    monkeypatch.setattr(long_lists, "WIDE", 0)
-    monkeypatch.setattr(long_lists, "FAST", fast)
+    monkeypatch.setattr(windows, "WIDE", 0)
+    monkeypatch.setattr(windows, "FAST", fast)
     scores, labels, _ = batch((35,), 35, spread=0.3)
     agree(name, scores, labels, sinkhorn_iters=1)
     scores = scores.sort(descending=True).values  # the same with a wide gap in the middle of a chunk of close scores
@@ -66,7 +77,7 @@ def test_windows_leave_out_what_is_zero(name):
     """Groups of equal scores far apart: each window is its group, and the blocks next to it are not visited."""
     groups = torch.tensor([3, 20, 9, 8])
     scores = torch.repeat_interleave(torch.tensor([900.0, 40.0, -30.0, -1e30]), groups).to(DEVICE)[None]
-    lists = long_lists.survey(scores, torch.tensor([40], dtype=torch.int32, device=DEVICE), 1.0, SMALL)
+    lists = windows.find_windows(scores, torch.tensor([40], dtype=torch.int32, device=DEVICE), 1.0, SMALL)
     assert lists.windows[0, 0, :, :2].tolist() == [[0, 23], [0, 32], [32, 40]]
     assert lists.windows[1, 0, :, :2].tolist() == [[0, 23], [0, 32], [32, 40]]
     first, last = torch.tensor([0, 3, 23, 32]), torch.tensor([2, 22, 31, 39])
@@ -132,14 +143,14 @@ def test_the_default_dtype_does_not_matter(default):
 
 
 @pytest.mark.parametrize("name", NDCG)
-def test_a_gain_that_is_not_finite_where_nothing_is_taught(name):
+def test_a_gain_that_is_not_finite_in_a_list_that_is_not_informative(name):
     check_gain_that_is_not_finite(name)
 
 
 def test_the_length_decides(monkeypatch):
     monkeypatch.setattr(kernels, "LONGEST_IN_REGISTERS", 18)
-    monkeypatch.setattr(long_sort, "judge", None)
-    monkeypatch.setattr(long_sort, "survey", None)
+    monkeypatch.setattr(launch, "sort_lists", None)
+    monkeypatch.setattr(launch, "find_windows", None)
     scores, labels, mask = batch((17,), 18)
     for name in ("neural_ndcg", "neural_map"):
         run(name, scores, labels, mask, "triton", sinkhorn_iters=1)
@@ -159,11 +170,9 @@ def test_long_lists_on_the_gpu(name):
 @pytest.mark.parametrize("name", NDCG)
 @pytest.mark.parametrize(("spread", "tau"), [(1.0, 1.0), (10.0, 1.0), (0.5, 0.1), (1e4, 1.0), (0.0, 1.0)])
 def test_accuracy_and_repeatability(name, spread, tau):
-    scores, labels, mask = batch((1024, 1000, 513), 1024, spread=spread, ties=False)
-    agree(name, scores, labels, mask, tau=tau, tolerance=1e-4)
-    first = run(name, scores, labels, mask, "triton", tau=tau)
-    second = run(name, scores, labels, mask, "triton", tau=tau)
-    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    lists = batch((1024, 1000, 513), 1024, spread=spread, ties=False)
+    agree(name, *lists, tau=tau, tolerance=1e-4)
+    check_repeatable(name, *lists, tau=tau)
 
 
 @on_the_gpu
@@ -189,19 +198,4 @@ def test_memory_is_linear_in_the_length():
 @on_the_gpu
 @pytest.mark.parametrize("name", ["neural_ndcg", "neural_ndcg_transposed", "neural_map"])
 def test_graph_capture(name):
-    scores, labels, mask = batch((600, 300, 129), 640, ties=False)
-    expected = run(name, scores, labels, mask, "triton")
-    leaf = scores.clone().requires_grad_()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        LOSSES[name](leaf, labels, mask).backward()
-        leaf.grad = None
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            loss = LOSSES[name](leaf, labels, mask)
-            loss.backward()
-    for _ in range(2):
-        loss.detach().fill_(0)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(loss.detach(), expected[0]) and torch.equal(leaf.grad, expected[1])
+    check_graph_capture(name, *batch((600, 300, 129), 640, ties=False), replays=2)

@@ -727,10 +727,7 @@ GRADED = [*(name for name in LOSSES if takes(name, "gain")), "xe_ndcg", "ndcg", 
 def test_labels_beyond_every_gain_are_refused_or_loud(name):
     function = LOSSES.get(name) or getattr(rankgrad.metrics, name)
     scores, labels, mask = torch.randn(2, 3), torch.tensor([[2000, 1, 0], [2, 1, 0]]), torch.ones(2, 3).bool()
-    words = (
-        r"labels of real documents must have a gain 2\^y - 1, got 2000 at index \(0, 0\), whose gain is no number; map"
-    )
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=r"label 2000 at index \(0, 0\) .*2\^y - 1.*; map your labels"):
         function(scores, labels, mask)
     assert not function(scores, labels, mask, check=False).isfinite().all()
     assert function(scores, labels, mask & (labels < 2000)).isfinite().all()  # under the padding
