@@ -1,7 +1,7 @@
 """Everything that knows what padding is.
 
 A batch of lists is three tensors of one shape [..., L]: scores, labels and a mask that is True at real documents. Padding
-may stand anywhere and hold anything, NaN included. `prepare` turns what a caller gave into `Lists`, where the padding
+may be anywhere and hold anything, NaN included. `prepare` turns what a caller gave into `Lists`, where the padding
 is zero and can no longer do harm; `reduce` turns one value per list into the loss.
 """
 

@@ -29,7 +29,7 @@ def check_noise(noise: Tensor) -> None:
 
 
 def refuse_bad_noise(noise: Tensor, mask: Tensor) -> None:
-    """Given noise lies on the lists' device and, where a look is free (on the CPU), is finite at real documents."""
+    """Given noise is on the lists' device and, checked on the CPU alone, finite at real documents."""
     if noise.device != mask.device:
         raise ValueError(f"noise must be on the scores' device {mask.device}, got {noise.device}")
     if noise.device.type == "cpu" and not bool((noise.isfinite() | ~mask).all()):

@@ -197,7 +197,9 @@ class ConvergedMatrix(torch.autograd.Function):
         for done in range(ctx.iters):
             y = columns - _times(x, plan)
             before, x = x, rows - _times(y, plan_T)
-            if done % 16 == 15 and bool((x - before).abs().amax() <= enough):  # the host is asked now and then
+            if done % 16 == 15 and bool(
+                (x - before).abs().amax() <= enough
+            ):  # reading a tensor stalls a device: only now and then
                 break
         return u[:, :, None] * (grad - x[:, :, None] - y[:, None, :]) * v[:, None, :], None, None
 
@@ -256,7 +258,7 @@ def _exact_logits(s: Tensor) -> Tensor:
 
 
 def _is_small(s: Tensor, dtype: torch.dtype) -> bool:
-    """Whether rounding in `_separable_logits` stays far below float32's; asked of CPU tensors only, which answer at once."""
+    """Whether rounding in `_separable_logits` stays far below float32's; False on other devices, which reading the answer would stall."""
     if s.device.type != "cpu" or dtype != torch.float32 or not len(s):
         return False
     return bool(((s[:, 0] - s[:, -1]).amax() * s.shape[-1]) < 1e6)  # times 2^-52: logits right to 1e-9
@@ -317,7 +319,7 @@ def _scale(A: Tensor, A_T: Tensor, iters: int, tol: float, *, keep: bool) -> Rou
     columns: list[Tensor] = []
     active: list[Tensor] = []
     running = torch.ones(len(A), dtype=torch.bool, device=A.device)
-    all_running = True  # known to the host on the CPU alone; elsewhere every list is asked, on the device
+    all_running = True  # known on the CPU alone; elsewhere `running` is applied to every list, on the device
     empty_columns = _infinite_where_zero(_times(u, A))
     v = torch.ones_like(empty_columns)
     empty_rows = _infinite_where_zero(_times(v, A_T))
@@ -357,7 +359,9 @@ def _scale_backward(
     step t: dA -= u_{t-1} x^T with x = v_t cbar, abar = -u_{t-1} (A x).
     """
     row_terms, column_terms = [], []
-    all_running = A.device.type == "cpu" and bool(rounds.active.all())  # the usual case; only a CPU may be asked
+    all_running = A.device.type == "cpu" and bool(
+        rounds.active.all()
+    )  # the usual case; reading it would stall another device
     nothing = torch.zeros_like(column_adjoint)
     for t in range(len(rounds.columns) - 1, -1, -1):
         running = None if all_running else rounds.active[t][:, None]

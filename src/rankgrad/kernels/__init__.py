@@ -146,11 +146,6 @@ def why_no_attention(device: torch.device, head: int) -> str:
     return why_none(device)
 
 
-def why_no_compiler(device: torch.device) -> str:
-    """What keeps torch.compile from a device; empty if nothing does."""
-    return why_none(device) if device.type == "cuda" else ""
-
-
 def _why_not(scores: Tensor) -> str:
     """Why the kernels cannot take these scores, as half a sentence; empty if they can."""
     if scores.device.type != "cuda" and not (scores.device.type == "cpu" and _interpreted()):

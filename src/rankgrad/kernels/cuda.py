@@ -1,6 +1,6 @@
-"""CUDA C++ compiled at run time by NVRTC, which comes with torch: nobody needs a toolkit. Imports nothing of rankgrad.
+"""CUDA C++ compiled at run time by NVRTC, which comes with torch: no CUDA toolkit is needed.
 
-Only the C functions that NVIDIA documents are called. What was compiled is kept in triton's cache.
+Only C functions that NVIDIA documents are called. Compiled code is kept in triton's cache.
 """
 
 import ctypes

@@ -12,7 +12,7 @@ scores, each loss is minus the metric written in q. As tau -> 0 it becomes minus
     beta, log_scores, perturb  s' = s - min s + 1e-10 within the list, then beta log s' + beta G (perturb="paper": an exact
                                Plackett-Luce sampler of s') or log s' + beta G ("allrank", the reference code);
                                log_scores=False: s + beta G
-    backend                    the torch path or its Triton twin, for neural_sort on a GPU: see `rankgrad.kernels`
+    backend                    the torch path or its kernels, for neural_sort on a GPU: see `rankgrad.kernels`
 
 A list is informative with two documents, one of them relevant (y > 0; y >= threshold for the binary metrics).
 """

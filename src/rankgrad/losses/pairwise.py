@@ -4,7 +4,7 @@ A list is informative if it has a pair with different labels. With a cut-off `k`
 is in the current top k (`pairs="any"`, as LightGBM, XGBoost and TF-Ranking have it) or only if both do (`pairs="both"`, as the
 paper's reference code has it: there a relevant document below rank k gets no gradient at all).
 
-`backend` chooses between the torch path and its Triton twin, which keeps no [L, L] tensor: see `rankgrad.kernels`.
+`backend` chooses between the torch path and its kernels, which keep no [L, L] tensor: see `rankgrad.kernels`.
 
 The NDCG weights use G_i = g(y_i) / maxDCG@k, the current ranks pi and D(r) = 1 / d(r) = log2(1 + r).
 """

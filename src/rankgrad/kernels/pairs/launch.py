@@ -153,7 +153,7 @@ def _pairs(
     rank_i = tl.load(rank + base + i, mask=in_i, other=0)
     g_i = tl.load(gain + base + i, mask=in_i, other=0.0)
     d_i = tl.load(discount + base + i, mask=in_i, other=0.0)
-    # Tiles are [BJ, BI], rivals first: a thread keeps its document and sums over rivals by itself until the end.
+    # Tiles are [BJ, BI], documents last: a thread keeps its own document and sums over all others by itself.
     value = tl.zeros([BJ, BI], dtype=tl.float32)
     slope = tl.zeros([BJ, BI], dtype=tl.float32)
     for start in range(0, L, BJ):

@@ -132,7 +132,7 @@ def _rank(
         key_i = tl.load(given + base + i, mask=in_i, other=0.0)
     else:
         key_i = y_i  # gains grow with labels: the same order
-    # Tiles are [BJ, BI], rivals first: a thread keeps its document and sums over rivals by itself until the end.
+    # Tiles are [BJ, BI], documents last: a thread keeps its own document and sums over all others by itself.
     befores = tl.zeros([BJ, BI], dtype=tl.int32)
     betters = tl.zeros([BJ, BI], dtype=tl.int32)
     beatens = tl.zeros([BJ, BI], dtype=tl.float32)

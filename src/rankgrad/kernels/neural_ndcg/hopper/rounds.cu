@@ -60,7 +60,7 @@ __device__ __forceinline__ void from_columns(const Place &me, const float *at, f
     for (int g = 0; g < G; ++g) four(q + 4 * g, at + me.columns(g));
 }
 
-// Rows' sums over sixteen lanes: each of the first exchanges halves the rows that a lane goes on with.
+// Rows' sums over sixteen lanes: each of the first exchanges halves the rows that a lane continues with.
 __device__ __forceinline__ float over_lanes(const Place &me, const float (&part)[R]) {
     float four[4], two[2];
     bool upper = me.lane & 8;
@@ -90,7 +90,7 @@ __device__ __forceinline__ float row_sums(const Place &me, const float (&K)[R][4
 // Sums over a warp's rows of eight columns, two groups of four, from the lanes that hold eight rows each: to, or added to, `partial`.
 template <bool MORE>
 __device__ __forceinline__ void over_rows(const Place &me, const float *part, int g, float *partial) {
-    const bool upper = me.lane & 16;  // goes on with the second group
+    const bool upper = me.lane & 16;  // continues with the second group
     float kept[4];
 #pragma unroll
     for (int c = 0; c < 4; ++c)

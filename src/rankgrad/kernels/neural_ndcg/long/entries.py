@@ -1,13 +1,13 @@
 """Products of a block of E with a vector, E made entry by entry on the way: see `rankgrad.kernels.neural_ndcg.long.launch`.
 
-E is never stored: a program owns a block of rows or columns, walks over the window that the block sees, chunk by chunk, and
-makes each entry anew, in one of two ways.
+E is never stored: a program owns a block of rows or columns, goes through the block's window, chunk by chunk, and
+computes each entry anew, in one of two ways.
 
 *Near*: entry by entry, one exponential each, with logits from float64 prefix sums relative to the block's centre c,
 
     z_ij = [2 w_i - (2 (i - c) - 1) a_i] - 2 w_j + (2 (i - c) - 1) a_j,   a_j = A_j - A_c,   w_j = W_j - W_c - c a_j
 
-in float32 where these numbers are small, else in float64. Entries lie as [R, M, G, LANES]: own document m * LANES + lane, other document
+in float32 where these numbers are small, else in float64. Entries are laid out as [R, M, G, LANES]: own document m * LANES + lane, other document
 r * G + g. Triton spreads the last dimensions over lanes and warps (G * LANES threads) and keeps the first ones in each thread's
 registers, so that a thread sums for its own documents by itself until the end.
 

@@ -21,7 +21,7 @@ WIDEST_GAP = 128.0  # across it every entry is exp(-128) = 0 in float32, so that
 WIDE = 256
 FAST = 128.0
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_SCAN = 2048  # documents at once where one program walks a list
+_SCAN = 2048  # documents at a time where one program goes through a list
 
 
 class Sorted(NamedTuple):

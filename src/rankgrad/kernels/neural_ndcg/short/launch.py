@@ -5,7 +5,7 @@ A_i = sum_{k < i} q_k, W_i = sum_{k < i} k q_k (float64), the logits relative to
 
     z_ij = -[ 2 (W_j - W_i) - (2 i - 1) (A_j - A_i) ],   i, j from 0,   K = softmax_j z
 
-Gaps are cut at 128: what lies across such a gap is exp(-128) = 0 either way, so no score is too large for the sums.
+Gaps are cut at 128: every entry across such a gap is exp(-128) = 0 either way, so no score is too large for the sums.
 
 Every Sinkhorn iterate is diag(p) K diag(q), p by rank and q by document. Three launches (on some chips NeuralNDCG takes two others: see
 `rankgrad.kernels.neural_ndcg.hopper.launch`): `sort_kernel` sorts a list and

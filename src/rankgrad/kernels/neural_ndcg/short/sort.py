@@ -46,7 +46,7 @@ def sort_kernel(
     tl.debug_barrier()
     rank = tl.zeros([N], dtype=tl.int32)
     better = tl.zeros([N], dtype=tl.int32)
-    for start in range(0, N, BJ):  # tiles are [rivals, documents]: a thread counts the rivals of its own document
+    for start in range(0, N, BJ):  # tiles are [BJ, N]: a thread counts who is before its own document
         j = start + tl.arange(0, BJ)
         rank += tl.sum((tl.load(keys + j)[:, None] > place[None, :]).to(tl.int32), axis=0)
         better += tl.sum((tl.load(keys + N + j)[:, None] > worth[None, :]).to(tl.int32), axis=0)
