@@ -16,6 +16,7 @@ import pytest
 import rankgrad
 from rankgrad.cli import main
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.errors import InterruptedRunError, OtherProcessError
 from rankgrad.runs.run import Run
 from rankgrad.training.config import Config, Loss, Train, loads
 
@@ -145,7 +146,7 @@ def test_tables_whose_columns_have_other_names(run, data, tmp_path):
     (tmp_path / "other.csv").write_text("\n".join([names, *rows]) + "\n")
     train = "train", "--epochs", 2, "--model", "linear", "--quiet", "--out"
     code, _, err = run(*train, tmp_path / "none", tmp_path / "other.csv")
-    assert code == 2 and "has no column 'label'" in err and "--set data.label= in train" in err
+    assert code == 2 and "no column 'label'" in err and "--set data.label=" in err
     named = "--set", "data.label=relevance", "--set", "data.qid=query_id", "--set", "data.weight=importance"
     assert run(*train, tmp_path / "other", tmp_path / "other.csv", *named) == (0, "", "")
     run(*train, tmp_path / "usual", data / "one.csv")
@@ -158,7 +159,7 @@ def test_tables_whose_columns_have_other_names(run, data, tmp_path):
 
 
 def test_a_recipe_is_where_the_options_start_from(run, data, tmp_path):
-    from rankgrad.training.recipes import dasalc
+    from rankgrad.training.config import dasalc
 
     options = "--recipe dasalc --epochs 1 --seed 2 --set model.width=8 --set model.layers=1 --device cpu --quiet --out"
     assert run("train", data / "letor", *options.split(), tmp_path / "r") == (0, "", "")
@@ -214,6 +215,7 @@ def test_a_run_that_never_began_leaves_nothing_behind(run, data, tmp_path):
     assert good == (0, "", "")
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_resume_goes_on(tmp_path):
     train = [*COMMAND, "train", "synthetic:tiny", "--model", "linear", "--epochs", "90000", "--out", "r"]
     process = subprocess.Popen(train, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -232,6 +234,7 @@ def test_sigterm_saves_and_resume_goes_on(tmp_path):
     assert (tmp_path / "r" / "report.json").exists()
 
 
+@pytest.mark.slow
 def test_torchrun_makes_one_run_and_speaks_once(data, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = ["-m", "rankgrad", "train", str(data / "letor"), "--model", "linear", "--epochs", "2"]
@@ -244,45 +247,23 @@ def test_torchrun_makes_one_run_and_speaks_once(data, tmp_path):
     assert (folder / "report.json").exists()
 
 
-def test_where_the_first_process_cannot_begin_the_others_leave_in_silence(monkeypatch):
-    from rankgrad.cli import train as launch
-
-    told = []
-    monkeypatch.setattr(launch, "told_by_first", lambda content: told.append(content) or b"")
-    with pytest.raises(ValueError, match="no"):
-        launch._agreed(lambda: (_ for _ in ()).throw(ValueError("no")), 0)
-    assert told == [b""]
-    with pytest.raises(launch.SilentError):
-        launch._agreed(lambda: pytest.fail("only the first process makes the run"), 1)
-
-
 def test_train_says_that_nothing_could_be_chosen_or_judged(run, data, tmp_path):
     code, out, err = run("train", data / "flat.txt", "--model", "linear", "--epochs", 2, "--out", tmp_path / "r")
-    assert code == 0 and err.count("no list taught anything  vali ndcg@10 1.0000") == 2
+    assert code == 0 and err.count("no list could be learned from  vali ndcg@10 1.0000") == 2
     assert re.search(r"^ndcg@10 +1.0000 +0.0000 +none$", out, re.M)
-    assert (
-        "vali split, 1 query; epoch 1 of 2 was kept, as the first: no validation query has a relevant document to choose by"
-        in out
-    )
+    assert re.search("vali split, 1 query; epoch 1 of 2 was kept.*no validation query has a relevant document", out)
     _, out, _ = run("evaluate", tmp_path / "r", data / "flat.txt")
     assert re.search(r"^ +left out +none$", out, re.M) and "nan" not in out
     _, _, err = run("compare", tmp_path / "r", tmp_path / "r")
-    assert re.search(
-        r"^rankgrad: no vali query of .*r and .*r has a relevant document, .*; expected queries to compare by", err
-    )
+    assert re.search(r"^rankgrad: no vali query of .*r and .*r has a relevant document", err)
 
 
 def test_a_test_split_whose_labels_are_withheld_is_left_out_of_the_judgement(run, data, tmp_path):
     code, out, err = run("train", data / "no-test", "--model", "linear", "--epochs", 1, "--out", tmp_path / "r")
     first, *epochs = err.splitlines()
     assert code == 0 and len(epochs) == 1
-    assert first == (
-        f"no query in the test split of {data}/no-test has a relevant document: the run is judged by validation alone"
-    )
-    assert (
-        "vali split, 8 queries; epoch 1 of 1 was best on validation\nthe test split has no relevant document and "
-        in out
-    )
+    assert f"test split of {data}/no-test has a relevant document" in first and "validation alone" in first
+    assert "vali split, 8 queries; epoch 1 of 1 was best" in out and "test split has no relevant document" in out
     assert run("compare", tmp_path / "r", tmp_path / "r")[1].startswith("ndcg@10 on the vali split")
 
 
@@ -385,10 +366,7 @@ def test_tables_to_be_ranked_need_no_labels(run, data, trained, tmp_path):
         known = run("rank", folder, tmp_path / "known.csv")
         assert known[0] == 0 and known[1].count("\n") == 12
         assert run("rank", folder, tmp_path / "new.csv") == run("rank", folder, tmp_path / "folder") == known
-        assert (
-            "has no column 'label'; rename the column of grades so, or"
-            in run("evaluate", folder, tmp_path / "new.csv")[2]
-        )
+        assert "no column 'label'" in run("evaluate", folder, tmp_path / "new.csv")[2]
         for unknown in ("?", "", "-1", "none"):
             text = "\n".join([header, *(f"{unknown},{line.partition(',')[2]}" for line in known_lines)])
             (tmp_path / "unknown.csv").write_text(f"{text}\n")
@@ -396,8 +374,8 @@ def test_tables_to_be_ranked_need_no_labels(run, data, trained, tmp_path):
         (tmp_path / "late.csv").write_text("\n".join([header, *known_lines, "?,9,1,2,3\n"]))
         assert run("rank", folder, tmp_path / "late.csv")[1].startswith(known[1])
     (tmp_path / "semicolons.csv").write_text(new.replace(",", ";"))
-    words = "has no column 'qid'; is another separator between them? its columns are 'qid;a;b;c'\n"
-    assert run("rank", trained / "first", tmp_path / "semicolons.csv")[2].endswith(words)
+    err = run("rank", trained / "first", tmp_path / "semicolons.csv")[2]
+    assert "no column 'qid'" in err and "separator" in err and "'qid;a;b;c'" in err
 
 
 def test_rank_writes_a_file_and_replaces_one_only_when_told(run, data, trained, tmp_path):
@@ -416,12 +394,12 @@ def test_a_query_id_with_a_space_cannot_be_written_as_trec(run, trained, tmp_pat
     (tmp_path / "names.csv").write_text("label,qid,a,b,c\n1,red shoes,1,2,3\n0,red shoes,2,2,3\n")
     code, out, err = run("rank", trained / "first", tmp_path / "names.csv", "--format", "trec")
     assert (code, out) == (2, "")
-    assert "the query id 'red shoes' cannot stand in a TREC run file" in err
+    assert "'red shoes'" in err and "TREC" in err and "--format scores" in err
 
 
 def test_several_runs_are_judged_and_rank_as_one(run, data, trained, tmp_path):
     from rankgrad.runs.ensemble import mean_of_standardised
-    from rankgrad.training.evaluate import judge
+    from rankgrad.training.evaluate import measure
 
     both = trained / "first", trained / "second"
     test = _read(data, "test")
@@ -431,7 +409,7 @@ def test_several_runs_are_judged_and_rank_as_one(run, data, trained, tmp_path):
     assert [float(line) for line in out.splitlines()] == pytest.approx(together.tolist(), rel=1e-8)
     lines = run("rank", *both, data / "letor", "--format", "trec")[1].splitlines()
     assert {line.split()[5] for line in lines} == {"ensemble-of-2"}
-    expected = judge(together, test, ["ndcg@10"])["ndcg@10"]
+    expected = measure(together, test, ["ndcg@10"])["ndcg@10"]
     result = json.loads(run("evaluate", *both, data / "letor", "--json")[1])
     assert result["metrics"]["ndcg@10"]["skipped"]["mean"] == pytest.approx(np.nanmean(expected))
     assert result["runs"] == [str(folder) for folder in both] and "run" not in result
@@ -452,22 +430,22 @@ def test_runs_that_cannot_rank_together_are_refused(run, data, trained, tmp_path
     run(*train, tmp_path / "wide", data / "wide.txt")
     code, out, err = run("rank", trained / "first", tmp_path / "wide", data / "letor")
     assert (code, out) == (2, "")
-    assert "were trained on different features (3 and 5 of them); expected the same columns" in err
+    assert "different features (3 and 5 of them)" in err
     run(*train, tmp_path / "fold2", data / "letor", "--fold", 2)
     code, out, err = run("evaluate", trained / "first", tmp_path / "fold2", data / "letor")
     assert (code, out) == (2, "")
-    assert "first is of fold 1 and " in err and "fold2 of fold 2; expected runs of one fold" in err
+    assert "first is of fold 1" in err and "fold2 of fold 2" in err
     assert run("evaluate", trained / "first", tmp_path / "fold2", data / "letor" / "test.txt")[0] == 0
 
 
 def test_compare_pairs_the_queries_and_leaves_out_empty_ones(run, trained):
-    from rankgrad.runs.folder import kept
+    from rankgrad.runs.folder import read_per_query
     from rankgrad.runs.significance import compare
 
     code, out, err = run("compare", trained / "first", trained / "second")
     assert (code, err) == (0, "")
     assert "ndcg@10 on the test split, 7 queries (1 empty one left out)" in out
-    a, b = (kept(trained / name).metrics["map"] for name in ("first", "second"))
+    a, b = (read_per_query(trained / name).metrics["map"] for name in ("first", "second"))
     expected = compare(a, b)
     found = json.loads(run("compare", trained / "first", trained / "second", "--metric", "map", "--json")[1])
     for key in ("mean_a", "difference", "low", "high", "p_value", "wins", "ties", "losses", "queries"):
@@ -479,8 +457,7 @@ def test_compare_refuses_runs_judged_on_other_queries(run, data, trained, tmp_pa
     run("train", data / "one.csv", "--epochs", 1, "--model", "linear", "--quiet", "--out", tmp_path / "r")
     code, out, err = run("compare", trained / "first", tmp_path / "r")
     assert (code, out) == (2, "")
-    assert "was judged on 8 test queries" in err
-    assert "on 5 vali queries, which are not the same" in err
+    assert "8 test queries" in err and "5 vali queries" in err
 
 
 def test_report_says_where_it_wrote_and_how_much(run, trained, tmp_path, monkeypatch):
@@ -517,6 +494,7 @@ PAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_the_documentation_work(run, data, tmp_path, monkeypatch, page):
     text = (Path(__file__).parents[2] / page).read_text()
@@ -554,6 +532,7 @@ def test_info_names_every_loss_and_the_install_line_of_what_is_missing(run, monk
     assert found["losses"]["neural_ndcg"]["backend"] == "torch"
 
 
+@pytest.mark.slow
 def test_demo_trains_the_rivals_and_says_where_they_are(run, monkeypatch, tmp_path):
     from rankgrad.cli import demo
 
@@ -600,91 +579,83 @@ def test_the_command_alone_shows_its_help(run):
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
+# a command line, and facts that its one sentence must hold: what is wrong, and the word that helps
 MISTAKES = [
-    ("trian", "no such command 'trian'"),
-    ("train", "there is nothing to train on; expected DATA, a configuration file, or --resume RUN"),
-    ("train absent", "absent does not exist; expected a file or folder of ranking data, or synthetic[:SIZE]"),
-    ("train synthetic:huge", "there is no synthetic data of size 'huge'; expected one of tiny, small"),
-    ("train {data}/letor --los listnet", "no such option: --los"),
-    ("train {data}/letor more", "got unexpected extra argument"),
-    ("train {data}/letor --epochs", "option '--epochs' requires an argument"),
-    ("train {data}/letor --epochs many", "invalid value for '--epochs'"),
-    ("train {data}/letor --epochs 0", "train.epochs must be a whole number, 1 or above, got 0"),
-    ("train {data}/letor --loss nural_ndcg", "'nural_ndcg' is not a loss; expected one of neural_ndcg"),
-    ("train {data}/letor --loss listnet@5", "the loss listnet has no cut-off; write listnet"),
-    ("train {data}/letor --loss neural_ndcg@0", "expected a whole number, 1 or above"),
-    ("train {data}/letor --model forest", "model.kind must be one of"),
-    ("train {data}/letor --metric ndgc", "'ndgc' is not a metric"),
-    ("train {data}/letor --lr -1", "optimiser.lr must be a finite number above 0"),
-    ("train {data}/letor --device tpu", "'tpu' is not a device"),
-    ("train {data}/letor --precision int8", "train.precision must be one of"),
-    ("train {data}/letor --scaling log", "data.scaling must be one of"),
-    ("train {data}/letor --recipe large", "there is no recipe 'large'; expected one of paper, small, dasalc"),
-    ("train {data}/typo.toml --recipe small", "typo.toml are two configurations; expected one"),
-    ("train --resume {runs}/first --recipe small", "first/config.toml; expected no DATA and no other setting"),
-    ("train {data}/letor --set epochs=3", "expected SECTION.KEY=VALUE, such as --set train.epochs=8"),
-    ("train {data}/letor --set train.epoch=3", "unknown key 'epoch' in [train]; did you mean 'epochs'?"),
-    ("train {data}/letor --set train.epochs=few", "train.epochs must be of type int, got 'few'"),
-    ("train {data}/letor --set loss.options.tua=1", "has no option 'tua'"),
-    ("train {data}/letor --set a.b.c=1", "unknown key 'a' at the top"),
-    ("train {data}/letor --out {data}", "exists already; expected a new folder"),
+    ("trian", "'trian'"),
+    ("train", "nothing to train on", "DATA", "--resume"),
+    ("train absent", "absent does not exist", "synthetic"),
+    ("train synthetic:huge", "'huge'", "tiny, small"),
+    ("train {data}/letor --los listnet", "no such option", "--los"),
+    ("train {data}/letor more", "extra argument"),
+    ("train {data}/letor --epochs", "'--epochs' requires an argument"),
+    ("train {data}/letor --epochs many", "'--epochs'", "many"),
+    ("train {data}/letor --epochs 0", "train.epochs", "1 or above", "got 0"),
+    ("train {data}/letor --loss nural_ndcg", "'nural_ndcg' is not a loss", "did you mean 'neural_ndcg'"),
+    ("train {data}/letor --loss listnet@5", "listnet has no cut-off", "write listnet"),
+    ("train {data}/letor --loss neural_ndcg@0", "'neural_ndcg@0'", "1 or above"),
+    ("train {data}/letor --model forest", "model.kind", "'mlp'", "'forest'"),
+    ("train {data}/letor --metric ndgc", "'ndgc' is not a metric", "ndcg"),
+    ("train {data}/letor --lr -1", "optimiser.lr", "above 0", "-1"),
+    ("train {data}/letor --device tpu", "'tpu' is not a device", "cpu"),
+    ("train {data}/letor --precision int8", "train.precision", "'bf16'", "'int8'"),
+    ("train {data}/letor --scaling log", "data.scaling", "'symlog'", "'log'"),
+    ("train {data}/letor --recipe large", "no recipe 'large'", "paper, small, dasalc"),
+    ("train {data}/typo.toml --recipe small", "--recipe small", "typo.toml", "leave one of them out"),
+    ("train --resume {runs}/first --recipe small", "--resume", "first/config.toml", "no other setting"),
+    ("train {data}/letor --set epochs=3", "--set epochs=3", "SECTION.KEY=VALUE"),
+    ("train {data}/letor --set train.epoch=3", "'epoch' in [train]", "did you mean 'epochs'?"),
+    ("train {data}/letor --set train.epochs=few", "train.epochs", "int", "'few'"),
+    ("train {data}/letor --set train.compile=true", "'compile' in [train]"),
+    ("train {data}/letor --set loss.options.tua=1", "neural_ndcg has no option 'tua'", "tau"),
+    ("train {data}/letor --set a.b.c=1", "'a' at the top"),
+    ("train {data}/letor --out {data}", "exists already", "--out", "--resume"),
     ("train {data}/letor --out {data}/typo.toml/r", "typo.toml/r: Not a directory"),
-    ("train {data}/typo.toml", "typo.toml: unknown key 'epoch' in [train]; did you mean 'epochs'?"),
-    ("train {data}/latin.toml", "latin.toml is not text; expected a configuration in TOML"),
-    ("train absent.toml", "absent.toml does not exist; expected a configuration file"),
-    ("train {data}/broken.txt", "broken.txt:2:9: '1:x' has a value that is not a finite decimal number"),
-    (
-        "train {data}/clicks.txt",
-        "is 2000, and its gain 2^label - 1, of which the NDCG that every run records is made, is no number; expected grades",
-    ),
-    ("train --resume absent", "absent is not a run: it has no config.toml"),
-    ("train --resume {runs}/first", "is finished; there is nothing to resume"),
-    ("train --resume {runs}/first --epochs 9", "first/config.toml; expected no DATA and no other setting"),
-    ("train --resume {runs}/first --set train.epochs=9", "first/config.toml; expected no DATA and no other setting"),
-    ("train {runs}/first", "first is a run; expected lists to train on; name them, or go on with the run by --resume"),
-    ("evaluate", "missing argument 'DATA'; see rankgrad evaluate --help"),
-    ("evaluate {runs}/first", "first stands alone; expected RUN and DATA: finished runs, then the lists to judge"),
-    ("rank {data}/letor", "letor stands alone; expected RUN and DATA: finished runs, then the lists to rank"),
-    (
-        "evaluate {runs}/first {runs}/first {data}/letor",
-        "first is given twice; expected different runs, each with one say",
-    ),
-    ("rank {runs}/first {runs}/second", "second is a run; expected DATA, the lists it is to rank, after the runs"),
-    ("rank {runs}/first {runs}/second {runs}/second", "second is a run; expected DATA"),
+    ("train {data}/typo.toml", "typo.toml", "'epoch' in [train]", "did you mean 'epochs'?"),
+    ("train {data}/latin.toml", "latin.toml is not text", "TOML"),
+    ("train absent.toml", "absent.toml does not exist"),
+    ("train {data}/broken.txt", "broken.txt:2:9", "'1:x'"),
+    ("train {data}/clicks.txt", "label 2000 of query 2", "NDCG", "overflows", "map your labels"),
+    ("train --resume absent", "absent is not a run", "config.toml"),
+    ("train --resume {runs}/first", "first is finished"),
+    ("train --resume {runs}/first --epochs 9", "--resume", "first/config.toml", "no other setting"),
+    ("train --resume {runs}/first --set train.epochs=9", "--resume", "first/config.toml", "no other setting"),
+    ("train {runs}/first", "first is a run", "--resume"),
+    ("evaluate", "'DATA'", "rankgrad evaluate --help"),
+    ("evaluate {runs}/first", "RUN is missing before", "first", "DATA"),
+    ("rank {data}/letor", "RUN is missing before", "letor", "DATA"),
+    ("evaluate {runs}/first {runs}/first {data}/letor", "first is given twice", "leave one out"),
+    ("rank {runs}/first {runs}/second", "second is a run", "DATA"),
+    ("rank {runs}/first {runs}/second {runs}/second", "second is a run", "DATA"),
     ("evaluate absent {data}/letor", "absent is not a run"),
-    (
-        "evaluate {data} {data}/letor",
-        "is not a run: it has no model.safetensors; expected a folder that `rankgrad train`",
-    ),
-    ("evaluate {runs}/first {data}/clicks.txt --metric ndcg@5", "a label of query 1 is 2000"),
-    ("train {data}", "or in Fold1; to read the table one.csv give its path, or call it train"),
+    ("evaluate {data} {data}/letor", "is not a run", "model.safetensors", "`rankgrad train`"),
+    ("evaluate {runs}/first {data}/clicks.txt --metric ndcg@5", "label 2000 of query 1", "ndcg@5", "such as map"),
+    ("train {data}", "one.csv", "or call it train"),
     ("evaluate {runs}/first absent", "absent does not exist"),
-    ("evaluate {runs}/first {data}/wide.txt", "has an index beyond the 3 features expected"),
-    ("evaluate {runs}/first {data}/letor --split dev", "has no split 'dev'; it has train, vali, test"),
+    ("evaluate {runs}/first {data}/wide.txt", "wide.txt:1", "3 features"),
+    ("evaluate {runs}/first {data}/letor --split dev", "no split 'dev'", "train, vali, test"),
     ("evaluate {runs}/first {data}/letor --metric auc", "'auc' is not a metric"),
-    ("rank {runs}/first {data}/letor --format csv", "there is no format 'csv'; expected one of scores, trec"),
-    ("rank {runs}/first {data}/letor --out {data}/one.csv", "one.csv exists already; expected a new file"),
-    ("rank {runs}/first {data}/letor --out absent/file", "absent is not a folder; expected one to write file into"),
-    ("prepare", "missing argument 'FOLDER'"),
-    ("report", "missing argument 'RUN'"),
-    ("report {data}", "is not a run: it has no report.json"),
-    ("report {runs}/first {runs}/first", "first is given twice; expected different runs; leave one out"),
-    ("report {runs}/first --out {data}/one.csv", "one.csv exists already; expected a new file"),
-    ("report {runs}/first --out absent/file", "absent is not a folder; expected one to write file into"),
-    ("compare {runs}/first", "missing argument 'RUN_B'"),
-    ("compare {runs}/first {data}", "is not a run: it has no report.json"),
-    ("compare {runs}/first {runs}/second --metric err@2", "do not both hold 'err@2'; expected one of ndcg@5, ndcg@10"),
+    ("rank {runs}/first {data}/letor --format csv", "no format 'csv'", "scores, trec"),
+    ("rank {runs}/first {data}/letor --out {data}/one.csv", "one.csv exists already", "--overwrite"),
+    ("rank {runs}/first {data}/letor --out absent/file", "absent is not a folder", "make it first"),
+    ("prepare", "'FOLDER'"),
+    ("report", "'RUN'"),
+    ("report {data}", "is not a run", "report.json"),
+    ("report {runs}/first {runs}/first", "first is given twice", "leave one out"),
+    ("report {runs}/first --out {data}/one.csv", "one.csv exists already", "--overwrite"),
+    ("report {runs}/first --out absent/file", "absent is not a folder", "make it first"),
+    ("compare {runs}/first", "'RUN_B'"),
+    ("compare {runs}/first {data}", "is not a run", "report.json"),
+    ("compare {runs}/first {runs}/second --metric err@2", "'err@2'", "ndcg@5, ndcg@10", "--metric"),
 ]
 
 
-@pytest.mark.parametrize(("line", "sentence"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_is_one_sentence_and_code_2(run, data, trained, tmp_path, monkeypatch, line, sentence):
+@pytest.mark.parametrize(("line", "facts"), [(line, facts) for line, *facts in MISTAKES], ids=[m[0] for m in MISTAKES])
+def test_a_mistake_is_one_sentence_and_code_2(run, data, trained, tmp_path, monkeypatch, line, facts):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(*(word.format(data=data, runs=trained) for word in line.split()))
     assert (code, out) == (2, ""), err
-    assert err.startswith("rankgrad: ")
-    assert sentence in err
-    assert err.count("\n") == 1
+    assert err.startswith("rankgrad: ") and err.count("\n") == 1
+    assert [fact for fact in facts if fact not in err] == []
     assert not list(tmp_path.glob("runs/*"))
 
 
@@ -707,15 +678,15 @@ def test_a_damaged_file_of_a_run_is_named_and_it_is_said_what_to_do(run, data, t
     line = ("compare", tmp_path / "torn", trained / "first")
     code, _, err = run(*line) if name[0] == "q" else run("evaluate", tmp_path / "torn", data / "letor")
     assert code == 2 and re.search(
-        rf"{name} is cut short or damaged .*; put a copy of it back, or train the run again\n$", err
+        rf"{name} is cut short or damaged.*put a copy of it back.*train the run again\n$", err
     )
 
 
 def test_a_run_whose_configuration_is_torn_or_gone_is_said_to_be(run, data, trained, tmp_path):
     shutil.copytree(trained / "first", tmp_path / "torn")
     shutil.copy(data / "latin.toml", tmp_path / "torn" / "config.toml")
-    sentence = f"rankgrad: {tmp_path}/torn/config.toml is not text; expected a configuration in TOML\n"
-    assert run("evaluate", tmp_path / "torn", data / "letor") == (2, "", sentence)
+    code, out, err = run("evaluate", tmp_path / "torn", data / "letor")
+    assert (code, out) == (2, "") and f"{tmp_path}/torn/config.toml is not text" in err and "TOML" in err
     (tmp_path / "torn" / "config.toml").unlink()
     assert "torn is not a run: it has no config.toml" in run("evaluate", tmp_path / "torn", data / "letor")[2]
 
@@ -728,6 +699,7 @@ def test_a_run_whose_configuration_is_torn_or_gone_is_said_to_be(run, data, trai
         (KeyboardInterrupt(), 130, "rankgrad: interrupted\n"),
         (ImportError("reading tables needs pyarrow; pip install it"), 2, "rankgrad: reading tables needs pyarrow"),
         (ValueError("two\nlines"), 2, "rankgrad: two lines\n"),
+        (InterruptedRunError("stopped; go on with: ..."), 130, "rankgrad: stopped; go on with: ...\n"),
     ],
 )
 def test_what_goes_wrong_below_is_one_sentence_too(run, trained, monkeypatch, error, code, sentence):
@@ -740,6 +712,54 @@ def test_what_goes_wrong_below_is_one_sentence_too(run, trained, monkeypatch, er
     assert err.startswith(sentence)
 
 
+def test_of_several_processes_the_first_speaks_and_one_that_failed_says_which_it_is(run, trained, monkeypatch):
+    failure = {}
+
+    def fail(*_):
+        raise failure["is"]
+
+    monkeypatch.setattr("rankgrad.runs.compare.compare_runs", fail)
+    line = "compare", trained / "first", trained / "second"
+    monkeypatch.setenv("RANK", "1")
+    for failure["is"], code, sentence in (
+        (OtherProcessError(), 2, ""),
+        (InterruptedRunError("stopped"), 130, ""),
+        (KeyboardInterrupt(), 130, ""),
+        (ValueError("no such file here"), 2, "rankgrad (process 1): no such file here\n"),
+    ):
+        assert run(*line) == (code, "", sentence)
+    try:
+        raise InterruptedRunError("another process ended") from RuntimeError("Connection closed by peer")
+    except InterruptedRunError as error:
+        failure["is"] = error
+    assert run(*line) == (130, "", "rankgrad (process 1): another process ended\n")
+
+
+def test_where_the_first_process_cannot_begin_the_others_leave_in_silence(monkeypatch):
+    from rankgrad.training import distributed
+
+    sent = []
+    monkeypatch.setattr(distributed, "broadcast_bytes", lambda content: sent.append(content) or b"")
+    with pytest.raises(ValueError, match="no"):
+        distributed.from_first(lambda: (_ for _ in ()).throw(ValueError("no")), bytes, bytes)
+    assert sent == [b""]
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    with pytest.raises(OtherProcessError):
+        distributed.from_first(lambda: pytest.fail("only the first process makes the run"), bytes, bytes)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_key_that_is_gone_is_ignored_in_a_run_with_one_warning(run, data, trained, tmp_path):
+    shutil.copytree(trained / "first", tmp_path / "old")
+    config = tmp_path / "old" / "config.toml"
+    config.write_text(config.read_text().replace("[train]", '[train]\ncompile = "auto"'))
+    code, out, err = run("rank", tmp_path / "old", data / "letor")
+    assert (code, out) == (0, run("rank", trained / "first", data / "letor")[1])
+    assert err.startswith(f"rankgrad: warning: {config}: train.compile") and err.count("\n") == 1
+    code, out, err = run("train", config, "--out", tmp_path / "new")  # in a configuration to begin with it is a mistake
+    assert (code, out) == (2, "") and "'compile' in [train]" in err
+
+
 def test_a_defect_keeps_its_traceback(trained, monkeypatch):
     def fail(*_):
         raise RuntimeError("ours")
@@ -750,6 +770,7 @@ def test_a_defect_keeps_its_traceback(trained, monkeypatch):
         main()
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(trained, tmp_path):
     (tmp_path / "long.txt").write_text(letor(lists(1, 3_000)))
     command = [*COMMAND, "rank", str(trained / "first"), str(tmp_path / "long.txt"), "--format", "trec"]
@@ -791,6 +812,7 @@ def _in_terminal(arguments, cwd, **environment):
     return shown.decode()
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_bar_that_fits_and_no_colour_where_none_is_wanted(data, tmp_path):
     arguments = ["train", str(data / "letor"), "--model", "linear", "--epochs", "3", "--batch-size", "4", "--out", "r"]
     shown = _in_terminal(arguments, tmp_path, NO_COLOR="1")
