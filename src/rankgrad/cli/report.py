@@ -12,7 +12,7 @@ EXAMPLES = examples("rankgrad report runs/first", "rankgrad report runs/first ru
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders of finished runs judged on the same queries.")
+        list[Path], typer.Argument(metavar="RUN", help="Folders of finished runs measured on the same queries.")
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write.")] = Path("report.html"),
     overwrite: Overwrite = False,
@@ -20,11 +20,12 @@ def report(
 ) -> None:
     """Write a page to look at: metrics, curves, queries.
 
-    One HTML file that needs nothing else. The other runs are compared with the first, query by query. A RUN may also be a folder with several runs below it (seeds, folds), which
-    are taken together: averaged where they were judged on the same queries, joined where not.
+    One HTML file that needs nothing else. The other runs are compared with the first, query by query. A RUN may also be a
+    folder with several runs below it (seeds, folds), which are taken together: averaged where they were measured on the same
+    queries, joined where not.
     """
-    from rankgrad.report import tell, write
+    from rankgrad.report import summary, write
 
     size = write(runs, out, overwrite=overwrite)
-    told = {"report": str(out), "bytes": size, **(tell(runs) if as_json else {})}
-    show(told, lambda _: f"{out}, {size / 1024:.0f} KB: open it in a browser", as_json=as_json)
+    result = {"report": str(out), "bytes": size, **(summary(runs) if as_json else {})}
+    show(result, lambda _: f"{out}, {size / 1024:.0f} KB: open it in a browser", as_json=as_json)

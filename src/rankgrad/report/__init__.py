@@ -1,8 +1,9 @@
-"""A report to look at: one HTML file without script or network, from the folders of finished runs. Room 6.
+"""A report to look at: one HTML file without script or network, from the folders of finished runs.
 
-    entries     what the folders say; several runs (seeds, folds) may stand for one row
+    gather      what the folders say; several runs (seeds, folds) may be one row
     numbers     means, intervals, paired tests, groups of queries
     figures     SVG by matplotlib, in the page's colours
+    sections    figures with their captions and numbers
     page        all of it through one template (page.html.jinja) that escapes every string
 
 matplotlib and jinja2 are the extra `report` and are imported when a report is written.
@@ -16,7 +17,7 @@ from typing import Any
 from rankgrad.files import write_atomically
 from rankgrad.report.gather import read_entries
 from rankgrad.report.numbers import metric_table
-from rankgrad.runs.provenance import CONVENTION
+from rankgrad.runs.folder import CONVENTION
 from rankgrad.runs.significance import LEVEL
 
 
@@ -28,11 +29,15 @@ def write(
     overwrite: bool = False,
     only: Collection[Path] | None = None,
 ) -> int:
-    """Write the report of runs to the file `out`; its size in bytes.
+    """Write the report of runs to a file, and return its size in bytes.
 
-    Each folder is one row of the report: a finished run, or a folder with several of them below it. There, runs judged on
-    the same queries (seeds) are averaged query by query, and sets of queries (folds) are joined. All rows must have been
-    judged on the same queries; the others are compared with the first. `only`: of the runs below a folder these alone.
+    - `folders`: each is one row of the report: a finished run, or a folder with several runs below it. Of these, runs
+      evaluated on the same queries (seeds) are averaged query by query, and sets of queries (folds) are joined. All
+      rows must have been evaluated on the same queries; the others are compared with the first.
+    - `out`: the HTML file.
+    - `title`: its heading; by default the name of the run, or the number of runs.
+    - `overwrite`: replace a file that exists.
+    - `only`: of the runs below a folder take these alone.
     """
     try:
         from rankgrad.report.page import render
@@ -44,26 +49,25 @@ def write(
         raise ValueError(f"{out} exists already; expected a new file; choose another --out, or --overwrite")
     if not out.parent.is_dir():
         raise ValueError(f"{out.parent} is not a folder; expected one to write {out.name} into; make it first")
-    # A path may hold bytes that are no text; they are shown as question marks.
+    # A path may hold bytes that are not valid text; they are shown as question marks.
     content = render(folders, title=title, only=only).encode("utf-8", "replace")
     write_atomically(out, content)
     return len(content)
 
 
-def tell(folders: Sequence[Path]) -> dict[str, Any]:
-    """The metric table of the report of these runs as plain values, by run and metric; `against` is the run minus the first."""
+def summary(folders: Sequence[Path]) -> dict[str, Any]:
+    """The metric tables of the report as plain values, by run and metric; `against` is the run minus the first."""
     entries = read_entries(folders)
     runs: dict[str, dict[str, Any]] = {entry.name: {} for entry in entries}
-    for metric in entries[0].judged.metrics:
+    for metric in entries[0].per_query.metrics:
         for row in metric_table(entries, metric):
-            told: dict[str, Any] = {rule: interval._asdict() for rule, interval in row.rules.items()}
+            values: dict[str, Any] = {rule: interval._asdict() for rule, interval in row.rules.items()}
             if row.against is not None:
-                told["against"] = {**asdict(row.against), "p_corrected": row.p}
-            runs[row.name][metric] = told
-    judged = entries[0].judged
+                values["against"] = {**asdict(row.against), "p_corrected": row.p}
+            runs[row.name][metric] = values
     return {
-        "split": judged.split,
-        "queries": len(judged.query_ids),
+        "split": entries[0].per_query.split,
+        "queries": len(entries[0].per_query.query_ids),
         "runs": runs,
         "interval": LEVEL,
         "convention": CONVENTION,

@@ -1,8 +1,8 @@
-"""Figures as SVG text that takes its colours and its typeface from the page around it. Imports matplotlib, no file.
+"""Figures as SVG text that takes its colours and its typeface from the page around it.
 
 Colours are drawn as numbers that stand for CSS variables (--ink, --muted, --grid, --c0 ... --c7) and replaced in the
-text, so that a figure is right on light and on dark ground. No name of a run is drawn: the page's key, in HTML, says
-which line is whose, and a name of any length or alphabet cannot break a figure.
+text, so that a figure is right on a light and on a dark background. No name of a run is drawn: the page's key, in HTML,
+says which line belongs to which run, and a name of any length or alphabet cannot break a figure.
 """
 
 import io
@@ -50,8 +50,8 @@ STYLE: dict[Any, Any] = {
 }
 
 
-class Look(NamedTuple):
-    """How an entry is drawn: a colour of the page, and a dash and a marker that tell colours apart without colour."""
+class Style(NamedTuple):
+    """How an entry is drawn: a colour of the page, and a dash and a marker for those who cannot tell colours apart."""
 
     variable: str
     dash: str
@@ -59,13 +59,13 @@ class Look(NamedTuple):
     colour: str
 
 
-def look(index: int) -> Look:
-    """The look of the index-th entry; colours repeat after eight, with other dashes."""
-    return Look(f"c{index % 8}", DASHES[index // 8 % 4], MARKERS[index % 5], f"#00001{index % 8}")
+def style_of(index: int) -> Style:
+    """The style of the index-th entry; colours repeat after eight, with other dashes."""
+    return Style(f"c{index % 8}", DASHES[index // 8 % 4], MARKERS[index % 5], f"#00001{index % 8}")
 
 
-def training(runs: Sequence[tuple[int, Training]], which: str, words: str) -> str:
-    """The `losses` or the validation `metrics` of runs (each with its entry's number) by epoch, the best epoch marked."""
+def training(runs: Sequence[tuple[int, Training]], which: str, axis: str) -> str:
+    """The `losses` or the validation `metrics` of runs (each with its entry's number) by epoch, the best one marked."""
 
     def paint(axes: Any) -> None:
         for index, run in runs:
@@ -73,13 +73,13 @@ def training(runs: Sequence[tuple[int, Training]], which: str, words: str) -> st
             axes.plot(run.epochs, heights, **_line(index))
             if run.best_epoch in run.epochs:
                 best = [run.best_epoch], [heights[run.epochs.index(run.best_epoch)]]
-                axes.plot(*best, marker="o", markersize=6, color=look(index).colour)
+                axes.plot(*best, marker="o", markersize=6, color=style_of(index).colour)
         axes.xaxis.set_major_locator(_whole_numbers())
 
-    return _draw("epoch", words, paint)
+    return _draw("epoch", axis, paint)
 
 
-def by_cutoff(curves: Sequence[tuple[int, dict[int, float]]], words: str) -> str:
+def by_cutoff(curves: Sequence[tuple[int, dict[int, float]]], axis: str) -> str:
     """Curves over cut-offs k, each with its entry's number, on a logarithmic axis."""
 
     def paint(axes: Any) -> None:
@@ -92,22 +92,22 @@ def by_cutoff(curves: Sequence[tuple[int, dict[int, float]]], words: str) -> str
         axes.set_xticks(ticks, list(map(str, ticks)))
         axes.minorticks_off()
 
-    return _draw("cut-off k", words, paint)
+    return _draw("cut-off k", axis, paint)
 
 
 def by_count(bins: Sequence[Bin], what: str, metric: str) -> str:
-    """Means over groups of queries; with their intervals where few enough entries stand side by side."""
+    """Means over groups of queries; with their intervals where there are few enough entries."""
     entries, places = len(bins[0].means), np.arange(len(bins))
 
     def paint(axes: Any) -> None:
         for index in range(entries):
             own = [found.means[index] for found in bins]
             x = places + (0.0 if entries == 1 else (index / (entries - 1) - 0.5) * min(0.5, 0.12 * entries))
-            style = _line(index) | {"linewidth": 0.8, "marker": look(index).marker}
+            style = _line(index) | {"linewidth": 0.8, "marker": style_of(index).marker}
             axes.plot(x, [interval.mean for interval in own], **style)
             if entries <= 4:
                 lows, highs = ([getattr(interval, end) for interval in own] for end in ("low", "high"))
-                axes.vlines(x, lows, highs, color=look(index).colour, linewidth=1.4)
+                axes.vlines(x, lows, highs, color=style_of(index).colour, linewidth=1.4)
         axes.set_xticks(places, [found.label for found in bins])
         axes.set_xlim(-0.5, len(bins) - 0.5)
         axes.grid(False, axis="x")
@@ -136,15 +136,15 @@ def distribution(values: np.ndarray, metric: str) -> str:
 
 def _bars(axes: Any, values: np.ndarray, edges: np.ndarray, index: int) -> None:
     counts, _ = np.histogram(values, edges)
-    axes.bar((edges[:-1] + edges[1:]) / 2, counts, (edges[1] - edges[0]) * 0.88, color=look(index).colour)
+    axes.bar((edges[:-1] + edges[1:]) / 2, counts, (edges[1] - edges[0]) * 0.88, color=style_of(index).colour)
     axes.grid(False, axis="x")
     axes.yaxis.set_major_locator(_whole_numbers())
 
 
 def _line(index: int) -> dict[str, Any]:
-    own = look(index)
-    pattern = "solid" if own.dash == "none" else (0, tuple(float(part) for part in own.dash.split()))
-    return {"color": own.colour, "linestyle": pattern}
+    style = style_of(index)
+    pattern = "solid" if style.dash == "none" else (0, tuple(float(part) for part in style.dash.split()))
+    return {"color": style.colour, "linestyle": pattern}
 
 
 def _whole_numbers() -> MaxNLocator:
@@ -154,16 +154,16 @@ def _whole_numbers() -> MaxNLocator:
 def _draw(xlabel: str, ylabel: str, paint: Callable[[Any], None]) -> str:
     """The SVG of one pair of axes."""
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # not what a matplotlibrc says
+        matplotlib.rcdefaults()  # whatever a matplotlibrc says
         matplotlib.rcParams.update(STYLE)
         figure = Figure(figsize=SIZE, layout="constrained")
         paint(figure.add_subplot(xlabel=xlabel, ylabel=ylabel))
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    return _adopt(file.getvalue())
+    return _embedded(file.getvalue())
 
 
-def _adopt(svg: str) -> str:
+def _embedded(svg: str) -> str:
     """An SVG file as a part of a page: no header, no size of its own, the page's colours and typeface, fewer digits."""
     svg = svg[svg.index("<svg") :]
     for needless in (

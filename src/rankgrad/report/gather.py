@@ -1,20 +1,18 @@
-"""The runs of a report: what their folders say, as entries that stand for one run or for several taken together.
+"""The rows of a report: what run folders say, of one run or of several taken together.
 
-Reads run folders, writes nothing. Whatever a folder holds is data: numbers are checked, words are only ever shown.
+Whatever a folder holds is data: numbers are checked, texts are only ever shown.
 """
 
-import json
 import math
-import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rankgrad.runs.compare import expect_same_queries, left_by
-from rankgrad.runs.folder import Judged
+from rankgrad.runs.compare import expect_same_queries
+from rankgrad.runs.folder import CONFIG, REPORT, PerQuery, read_config_table, read_history, read_per_query, read_report
 
 
 @dataclass(frozen=True)
@@ -34,46 +32,47 @@ class Entry:
     """A row of the report: a run, or several (seeds, folds) whose per-query values are averaged and joined."""
 
     name: str
-    judged: Judged
+    per_query: PerQuery
     trainings: list[Training]
-    facts: dict[str, str]  # provenance in words, "" where a folder does not say
+    facts: dict[str, str]  # provenance as text, "" where a folder does not say
 
 
 def read_entries(folders: Sequence[Path], only: Collection[Path] | None = None) -> list[Entry]:
-    """An entry for each folder; refuses unfinished runs and runs that were not judged on the same queries."""
+    """An entry for each folder; refuses unfinished runs and runs that were not evaluated on the same queries."""
     if not folders:
         raise ValueError("there is nothing to report; expected at least one folder of a finished run")
-    entries = [_read(folder, name, only) for folder, name in zip(folders, names(folders))]
+    entries = [_read(folder, name, only) for folder, name in zip(folders, short_names(folders))]
     for entry, folder in zip(entries[1:], folders[1:]):
-        expect_same_queries(folders[0], entries[0].judged, folder, entry.judged)
-        _expect_same_empty(folders[0], entries[0].judged, folder, entry.judged)
-    return [replace(entry, judged=judged) for entry, judged in zip(entries, _alike([e.judged for e in entries]))]
+        expect_same_queries(folders[0], entries[0].per_query, folder, entry.per_query)
+        _expect_same_empty(folders[0], entries[0].per_query, folder, entry.per_query)
+    comparable = _with_common_metrics([entry.per_query for entry in entries])
+    return [replace(entry, per_query=per_query) for entry, per_query in zip(entries, comparable)]
 
 
-def _alike(left: Sequence[Judged]) -> list[Judged]:
-    """The same with the metrics all of them hold, NDCG@10 among them if there is no other NDCG and all kept it by k.
+def _with_common_metrics(runs: Sequence[PerQuery]) -> list[PerQuery]:
+    """The same with the metrics all of them have, NDCG@10 among them if there is no other NDCG and all have it by k.
 
-    Lengths and relevant documents belong to the queries: a run that kept them speaks for an older one that did not.
+    List lengths and relevant documents belong to the queries: an older run without them takes those of another run.
     """
-    common = _common([judged.metrics for judged in left])
-    metrics = [{name: judged.metrics[name] for name in common} for judged in left]
-    if not any(name.startswith("ndcg") for name in common) and all(10 in judged.curve for judged in left):
-        metrics = [{"ndcg@10": judged.curve[10].astype(np.float64), **own} for judged, own in zip(left, metrics)]
+    common = _common_keys([run.metrics for run in runs])
+    metrics = [{name: run.metrics[name] for name in common} for run in runs]
+    if not any(name.startswith("ndcg") for name in common) and all(10 in run.curve for run in runs):
+        metrics = [{"ndcg@10": run.curve[10].astype(np.float64), **own} for run, own in zip(runs, metrics)]
     if not metrics[0]:
         raise ValueError(
             "the runs have no metric in common; expected at least one, such as ndcg@10; train with equal train.metrics"
         )
-    source = next((judged for judged in left if judged.documents is not None), left[0])
+    source = next((run for run in runs if run.documents is not None), runs[0])
     return [
-        replace(judged, metrics=own, documents=source.documents, relevant=source.relevant)
-        for judged, own in zip(left, metrics)
+        replace(run, metrics=own, documents=source.documents, relevant=source.relevant)
+        for run, own in zip(runs, metrics)
     ]
 
 
-def names(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart.
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that are all different.
 
-    >>> names([Path("/runs/a/seed1"), Path("/runs/b/seed1")])
+    >>> short_names([Path("/runs/a/seed1"), Path("/runs/b/seed1")])
     ['a/seed1', 'b/seed1']
     """
     parts = [folder.resolve().parts for folder in folders]
@@ -89,120 +88,93 @@ def names(folders: Sequence[Path]) -> list[str]:
 
 def _read(folder: Path, name: str, only: Collection[Path] | None) -> Entry:
     """A run, or all runs below a folder that is none itself, or those of them that `only` names."""
-    found = {path.parent for word in ("config.toml", "report.json") for path in folder.rglob(word)}
+    found = {path.parent for name in (CONFIG, REPORT) for path in folder.rglob(name)}
     found = found if only is None else found & set(only)
     runs = [folder] if folder in found or not found else sorted(found)
-    left = [left_by(run) for run in runs]  # says what is wrong with a folder that is no finished run
-    reports = [_report(run) for run in runs]
-    configs = [_config(run) for run in runs]
-    told = [_facts(report, config) for report, config in zip(reports, configs)]
+    per_query = [read_per_query(run) for run in runs]  # says what is wrong with a folder that is not a finished run
+    reports = [read_report(run) for run in runs]
+    configs = [read_config_table(run) for run in runs]
+    facts = [_facts(report, config) for report, config in zip(reports, configs)]
     for kind in ("loss", "model"):
-        if len({facts[kind] for facts in told}) > 1:
+        if len({own[kind] for own in facts}) > 1:
             raise ValueError(
-                f"the runs below {folder} differ in their {kind} ({_joined([facts[kind] for facts in told])}); expected seeds or "
-                f"folds of one; name the folders in it instead: {folder}/*"
+                f"the runs below {folder} differ in their {kind} ({_listed([own[kind] for own in facts])}); expected seeds "
+                f"or folds of one; name the folders in it instead: {folder}/*"
             )
     return Entry(
         name=name,
-        judged=_together(runs, left),
+        per_query=_combined(runs, per_query),
         trainings=[_training(*of) for of in zip(runs, reports, configs)],
-        facts={key: _joined([facts[key] for facts in told]) for key in told[0]},
+        facts={key: _listed([own[key] for own in facts]) for key in facts[0]},
     )
 
 
-def _together(runs: Sequence[Path], left: Sequence[Judged]) -> Judged:
+def _combined(folders: Sequence[Path], runs: Sequence[PerQuery]) -> PerQuery:
     """The mean over runs on the same queries, joined over sets of queries, in an order that the paths do not decide."""
-    by_queries: dict[tuple[str, ...], list[tuple[Path, Judged]]] = {}
-    for run, judged in zip(runs, left):
-        if judged.split != left[0].split:
+    by_queries: dict[tuple[str, ...], list[tuple[Path, PerQuery]]] = {}
+    for folder, run in zip(folders, runs):
+        if run.split != runs[0].split:
             raise ValueError(
-                f"{runs[0]} was judged on its {left[0].split} split and {run} on its {judged.split} split; "
-                "expected runs to take together that have the same splits"
+                f"{folders[0]} was evaluated on its {runs[0].split} split and {folder} on its {run.split} split; "
+                "expected runs with the same splits to take together"
             )
-        by_queries.setdefault(tuple(map(str, judged.query_ids)), []).append((run, judged))
+        by_queries.setdefault(tuple(map(str, run.query_ids)), []).append((folder, run))
     parts = []
     for _, same in sorted(by_queries.items()):
-        for run, judged in same[1:]:
-            _expect_same_empty(same[0][0], same[0][1], run, judged)
-        parts.append(_mean([judged for _, judged in same]))
-    return parts[0] if len(parts) == 1 else _chain(parts)
+        for folder, run in same[1:]:
+            _expect_same_empty(*same[0], folder, run)
+        parts.append(_mean_of_seeds([run for _, run in same]))
+    return parts[0] if len(parts) == 1 else _joined_folds(parts)
 
 
-def _mean(left: Sequence[Judged]) -> Judged:
-    def mean(of: Callable[[Judged], Mapping[Any, np.ndarray]]) -> dict[Any, np.ndarray]:
-        return {key: np.mean([of(judged)[key] for judged in left], 0) for key in _common([of(j) for j in left])}
+def _mean_of_seeds(runs: Sequence[PerQuery]) -> PerQuery:
+    def mean(tables: Sequence[Mapping[Any, np.ndarray]]) -> dict[Any, np.ndarray]:
+        return {key: np.mean([table[key] for table in tables], 0) for key in _common_keys(tables)}
 
-    return replace(left[0], metrics=mean(lambda judged: judged.metrics), curve=mean(lambda judged: judged.curve))
+    return replace(runs[0], metrics=mean([run.metrics for run in runs]), curve=mean([run.curve for run in runs]))
 
 
-def _chain(parts: Sequence[Judged]) -> Judged:
-    def chain(of: Callable[[Judged], Mapping[Any, np.ndarray]]) -> dict[Any, np.ndarray]:
-        return {key: np.concatenate([of(part)[key] for part in parts]) for key in _common([of(p) for p in parts])}
+def _joined_folds(parts: Sequence[PerQuery]) -> PerQuery:
+    def joined(tables: Sequence[Mapping[Any, np.ndarray]]) -> dict[Any, np.ndarray]:
+        return {key: np.concatenate([table[key] for table in tables]) for key in _common_keys(tables)}
 
-    def counts(of: Callable[[Judged], np.ndarray | None]) -> np.ndarray | None:
-        known = [array for part in parts if (array := of(part)) is not None]
-        return np.concatenate(known) if len(known) == len(parts) else None
+    def counts(arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
+        known = [array for array in arrays if array is not None]
+        return np.concatenate(known) if len(known) == len(arrays) else None
 
-    return Judged(
+    return PerQuery(
         split=parts[0].split,
         query_ids=[query for part in parts for query in part.query_ids],
-        metrics=chain(lambda part: part.metrics),
-        documents=counts(lambda part: part.documents),
-        relevant=counts(lambda part: part.relevant),
-        curve=chain(lambda part: part.curve),
+        metrics=joined([part.metrics for part in parts]),
+        documents=counts([part.documents for part in parts]),
+        relevant=counts([part.relevant for part in parts]),
+        curve=joined([part.curve for part in parts]),
     )
 
 
-def _common(tables: Sequence[Mapping[Any, Any]]) -> list[Any]:
+def _common_keys(tables: Sequence[Mapping[Any, Any]]) -> list[Any]:
     return [key for key in tables[0] if all(key in table for table in tables)]
 
 
-def _expect_same_empty(a: Path, of_a: Judged, b: Path, of_b: Judged) -> None:
-    for name in _common([of_a.metrics, of_b.metrics]):
+def _expect_same_empty(a: Path, of_a: PerQuery, b: Path, of_b: PerQuery) -> None:
+    for name in _common_keys([of_a.metrics, of_b.metrics]):
         if not np.array_equal(np.isnan(of_a.metrics[name]), np.isnan(of_b.metrics[name])):
             raise ValueError(
-                f"{a} and {b} do not agree which queries have a relevant document; expected runs judged on the same labels; "
-                "train one of them again"
+                f"{a} and {b} do not agree which queries have a relevant document; expected runs evaluated on the same "
+                "labels; train one of them again"
             )
 
 
-# --- what the files say -----------------------------------------------------------------------------------------------
-
-
-def _report(run: Path) -> dict[str, Any]:
-    try:
-        report = json.loads((run / "report.json").read_text(encoding="utf-8"))
-    except ValueError:
-        report = None
-    if not isinstance(report, dict):
-        raise ValueError(f"{run / 'report.json'} is damaged; expected what `rankgrad train` wrote; train the run again")
-    return report
-
-
-def _config(run: Path) -> dict[str, Any]:
-    """The configuration as it stands: keys of other versions are no reason to refuse a report."""
-    file = run / "config.toml"
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise ValueError(f"{file} is not TOML ({error}); expected it as training wrote it; was it changed?") from None
-
-
 def _training(run: Path, report: Mapping[str, Any], config: Mapping[str, Any]) -> Training:
-    file = run / "history.jsonl"
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        told = [json.loads(line) for line in lines]
-        epochs = [int(line["epoch"]) for line in told]
-        losses, metrics = ([_number(line.get(key)) for line in told] for key in ("loss", "metric"))
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise ValueError(f"{file} is damaged; expected a JSON object per epoch; remove it to do without") from None
+    history = read_history(run)
+    losses, metrics = ([_number(epoch.get(key)) for epoch in history] for key in ("loss", "metric"))
     metric = str(config.get("train", {}).get("metric", "metric"))
+    epochs = [epoch["epoch"] for epoch in history]
     return Training(_loss(report, config), metric, epochs, losses, metrics, report.get("best_epoch"))
 
 
 def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _loss(report: Mapping[str, Any], config: Mapping[str, Any]) -> str:
@@ -212,7 +184,7 @@ def _loss(report: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def _facts(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
-    """Where a run comes from, in words; keys are headings."""
+    """Where a run comes from, as text by heading."""
     model, data = config.get("model", {}), config.get("data", {})
     sizes = {
         "transformer": ("width", "layers", "heads", "feedforward", "dropout"),
@@ -223,28 +195,28 @@ def _facts(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, st
     return {
         "loss": _loss(report, config),
         "model": ", ".join([str(model.get("kind", "")), *(f"{key} {model[key]}" for key in sizes if key in model)]),
-        "seed": _word(report.get("seed")),
+        "seed": _text(report.get("seed")),
         "epoch kept": "" if best is None else f"{best} of {epochs}",
         "seconds": "" if report.get("seconds") is None else f"{report['seconds']:.1f}",
-        "data": _word(report.get("data")),
-        "fold": _word(data.get("fold")),
+        "data": _text(report.get("data")),
+        "fold": _text(data.get("fold")),
         "queries": ", ".join(
             f"{split} {counts.get('queries', 0):,} ({counts.get('empty_queries', 0):,} empty)"
             for split, counts in report.get("splits", {}).items()
         ),
-        "convention": _word(report.get("convention")),
-        "commit": _word(report.get("commit")),
+        "convention": _text(report.get("convention")),
+        "commit": _text(report.get("commit")),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "machine": ", ".join(f"{name} {value}" for name, value in machine.items() if value not in (None, "")),
-        "processes": _word(report.get("processes")),
+        "processes": _text(report.get("processes")),
     }
 
 
-def _word(value: Any) -> str:
+def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _joined(values: Sequence[str]) -> str:
+def _listed(values: Sequence[str]) -> str:
     different = list(dict.fromkeys(filter(None, values)))
     more = f" and {len(different) - 8} more" if len(different) > 8 else ""
     return "; ".join(different[:8]) + more

@@ -1,4 +1,4 @@
-"""What a report says in numbers: pure functions of the entries' per-query values. Draws nothing, reads nothing.
+"""The numbers of a report: pure functions of the entries' per-query values.
 
 Figures and per-query tables leave out queries without a relevant document (NaN), where every ranking is as good.
 """
@@ -84,7 +84,7 @@ def headline(metrics: Sequence[str]) -> str:
 
 def metric_table(entries: Sequence[Entry], metric: str) -> list[Row]:
     """Every entry under one metric: all rules for empty queries, and the paired comparison with the first entry."""
-    values = [entry.judged.metrics[metric] for entry in entries]
+    values = [entry.per_query.metrics[metric] for entry in entries]
     countable = bool(np.isfinite(values[0]).any())
     against = [None, *(compare(own, values[0]) if countable else None for own in values[1:])]
     corrected = iter(holm([found.p_value for found in against if found is not None]))
@@ -117,9 +117,9 @@ def by_count(counts: np.ndarray, values: Sequence[np.ndarray]) -> list[Bin]:
 
 def curve(entry: Entry) -> dict[int, float]:
     """Mean NDCG@k by k, up to the longest list."""
-    longest = np.inf if entry.judged.documents is None else entry.judged.documents.max()
+    longest = np.inf if entry.per_query.documents is None else entry.per_query.documents.max()
     found = {}
-    for k, values in entry.judged.curve.items():
+    for k, values in entry.per_query.curve.items():
         known = values[np.isfinite(values)]
         if len(known):
             found[k] = float(known.mean(dtype=np.float64))
@@ -130,7 +130,7 @@ def curve(entry: Entry) -> dict[int, float]:
 
 def contests(entries: Sequence[Entry], metric: str, rows: Sequence[Row]) -> list[Contest]:
     """Every entry but the first against the first; `rows` is the table of the same metric."""
-    values = [entry.judged.metrics[metric] for entry in entries]
+    values = [entry.per_query.metrics[metric] for entry in entries]
     known = np.flatnonzero(np.isfinite(values[0]))
     found = []
     for index, row in enumerate(rows):
@@ -152,6 +152,6 @@ def hardest(entry: Entry, values: np.ndarray) -> list[Query]:
 
 
 def _query(entry: Entry, first: np.ndarray, other: np.ndarray, place: np.intp) -> Query:
-    judged = entry.judged
-    documents, relevant = (None if of is None else int(of[place]) for of in (judged.documents, judged.relevant))
-    return Query(judged.query_ids[place], documents, relevant, float(first[place]), float(other[place]))
+    of = entry.per_query
+    documents, relevant = (None if counts is None else int(counts[place]) for counts in (of.documents, of.relevant))
+    return Query(of.query_ids[place], documents, relevant, float(first[place]), float(other[place]))

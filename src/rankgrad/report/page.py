@@ -1,4 +1,4 @@
-"""The page of a report: words, tables and figures, given to the template. Imports jinja2; writes no file."""
+"""The page of a report: texts, tables and figures, given to the template."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -11,13 +11,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from rankgrad.report import numbers
-from rankgrad.report.figures import look
+from rankgrad.report.figures import style_of
 from rankgrad.report.gather import Entry, read_entries
 from rankgrad.report.numbers import SIGNIFICANT, Interval, Row
-from rankgrad.report.sections import Panel, Section, four, make_sections, signed
-from rankgrad.runs.compare import RULES
-from rankgrad.runs.provenance import CONVENTION
+from rankgrad.report.sections import Panel, Section, format_difference, format_mean, make_sections
+from rankgrad.runs.folder import CONVENTION
 from rankgrad.runs.significance import LEVEL
+from rankgrad.runs.text import RULES
 
 LONGEST = 120  # characters of a query id that are shown
 FEW = 6  # runs that the summary names
@@ -27,8 +27,8 @@ def render(folders: Sequence[Path], *, title: str = "", only: Collection[Path] |
     """The whole page as HTML."""
     entries = read_entries(folders, only)
     names = [entry.name for entry in entries]
-    headline = numbers.headline(list(entries[0].judged.metrics))
-    metrics = [headline, *(name for name in entries[0].judged.metrics if name != headline)]
+    headline = numbers.headline(list(entries[0].per_query.metrics))
+    metrics = [headline, *(name for name in entries[0].per_query.metrics if name != headline)]
     tables = {metric: numbers.metric_table(entries, metric) for metric in metrics}
     contests = numbers.contests(entries, headline, tables[headline])
     common, different = _provenance(entries)
@@ -36,7 +36,7 @@ def render(folders: Sequence[Path], *, title: str = "", only: Collection[Path] |
         title=title or (names[0] if len(names) == 1 else f"{len(names)} runs compared"),
         summary=_summary(tables[headline], headline, _countable(entries, headline)),
         population=_population(entries, headline),
-        key=list(zip(names, map(look, range(len(names))))),
+        key=list(zip(names, map(style_of, range(len(names))))),
         headline=headline,
         level=f"{LEVEL:.0%}".replace("%", " %"),
         rules=RULES,
@@ -44,9 +44,9 @@ def render(folders: Sequence[Path], *, title: str = "", only: Collection[Path] |
         sections=_framed(make_sections(entries, headline, contests)),
         contests=contests,
         names=names,
-        hardest=numbers.hardest(entries[0], entries[0].judged.metrics[headline]) if len(entries) == 1 else [],
+        hardest=numbers.hardest(entries[0], entries[0].per_query.metrics[headline]) if len(entries) == 1 else [],
         conventions=list(dict.fromkeys(entry.facts["convention"] or CONVENTION for entry in entries)),
-        split=entries[0].judged.split,
+        split=entries[0].per_query.split,
         common=common,
         different=different,
     )
@@ -55,18 +55,18 @@ def render(folders: Sequence[Path], *, title: str = "", only: Collection[Path] |
 def _template() -> Any:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
-        "four": four,
-        "signed": signed,
-        "chance": _chance,
-        "cut": _cut,
-        "three": _three,
-        "words": _words,
+        "mean": format_mean,
+        "difference": format_difference,
+        "interval": format_interval,
+        "p_value": format_p_value,
+        "shortened": shortened,
+        "breakable": breakable,
     }
     return environment.from_string((files("rankgrad.report") / "page.html.jinja").read_text(encoding="utf-8"))
 
 
 def _framed(sections: Sequence[Section]) -> list[tuple[Section, list[tuple[Panel, Markup]]]]:
-    """Every figure as a part of one page: its names its own, and words for those who do not see it."""
+    """Every figure with ids of its own in the page, and its description for those who do not see it."""
     framed, number = [], 0
     for section in sections:
         panels = []
@@ -80,22 +80,20 @@ def _framed(sections: Sequence[Section]) -> list[tuple[Section, list[tuple[Panel
     return framed
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def _population(entries: Sequence[Entry], headline: str) -> str:
-    total, countable = len(entries[0].judged.query_ids), _countable(entries, headline)
+    total, countable = len(entries[0].per_query.query_ids), _countable(entries, headline)
     sources = {source for entry in entries for source in entry.facts["data"].split("; ")}
     of = ""
     if "" not in sources:  # more than one are named in the footer
         of = f" of {next(iter(sources))}" if len(sources) == 1 else " of several sets of lists"
-    return (
-        f"{_count(total, entries[0].judged.split + ' query')}{of}, {total - countable:,} without a relevant document."
-    )
+    return f"{_count(total, entries[0].per_query.split + ' query')}{of}, {total - countable:,} without a relevant document."
 
 
 def _countable(entries: Sequence[Entry], headline: str) -> int:
-    return int(np.isfinite(entries[0].judged.metrics[headline]).sum())
+    return int(np.isfinite(entries[0].per_query.metrics[headline]).sum())
 
 
 def _count(number: int, what: str) -> str:
@@ -103,14 +101,14 @@ def _count(number: int, what: str) -> str:
 
 
 def _summary(rows: Sequence[Row], headline: str, countable: int) -> list[str]:
-    """What a person in a hurry reads."""
+    """The result in one or two sentences."""
     if not countable:
         return [
             "No query has a relevant document: every ranking is as good as any other, and there is nothing to tell."
         ]
     best = max(rows, key=lambda row: row.rules["skipped"].mean)
     mean, low, high = best.rules["skipped"]
-    value = f"{four(mean)} (95 % interval {four(low)} to {four(high)})"
+    value = f"{format_mean(mean)} (95 % interval {format_mean(low)} to {format_mean(high)})"
     over = f"over the {_count(countable, 'query')} with a relevant document"
     if len(rows) == 1:
         return [f"{headline} is {value} {over}."]
@@ -119,7 +117,7 @@ def _summary(rows: Sequence[Row], headline: str, countable: int) -> list[str]:
         assert row.against is not None
         side = "better" if row.against.difference > 0 else "worse"
         groups[side if row.p < SIGNIFICANT else "no difference shown"].append(row.name)
-    verdict = "; ".join(f"{words}: {_few(names)}" for words, names in groups.items() if names)
+    verdict = "; ".join(f"{group}: {_few(names)}" for group, names in groups.items() if names)
     return [
         f"{best.name} has the highest {headline}, {value}, {over}.",
         f"Against {rows[0].name} (p < {SIGNIFICANT} after Holm's correction) {verdict}.",
@@ -130,26 +128,28 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= FEW else f"{len(names)} runs, see the table"
 
 
-def _three(found: Any, sign: str = "") -> str:
-    """The ends of an interval, in as many decimals as they are good to."""
+def format_interval(found: Any, sign: str = "") -> str:
+    """The ends of an interval, in as many decimals as the bootstrap makes sure of."""
     if np.isnan(found.low):
         return ""
     low, high = (f"{end:{sign}.3f}".replace("-", "−") for end in (found.low, found.high))
     return f"{low} to {high}" if sign else f"{low}–{high}"
 
 
-def _chance(p: float) -> str:
+def format_p_value(p: float) -> str:
+    """Three decimals; a dash for NaN."""
     return "–" if np.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _words(text: str) -> Markup:
-    """A name that breaks where a person would break it, if it must."""
+def breakable(text: str) -> Markup:
+    """A name that a browser may break after a separator, where it does not fit a line."""
     return Markup("<wbr>").join(re.split(r"(?<=[_/=.-])|(?=@)", text))
 
 
-def _cut(query: Any) -> str:
-    words = str(query)
-    return words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+def shortened(query: Any) -> str:
+    """A query id, cut where it is very long."""
+    text = str(query)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def _best(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _bars(rows: Sequence[Row]) -> list[Interval]:
-    """Where means and intervals of a table stand on a common scale from 0 to 100; empty queries left out."""
+    """Means and intervals of a table on a common scale from 0 to 100, empty queries left out."""
     own = np.array([row.rules["skipped"] for row in rows])
     if np.isnan(own).any():
         return []
@@ -172,7 +172,7 @@ def _bars(rows: Sequence[Row]) -> list[Interval]:
 
 
 def _provenance(entries: Sequence[Entry]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Facts that all entries share, and those that tell them apart, by heading; what no folder says is left out."""
+    """Facts that all entries share, and those in which they differ, by heading; what no folder says is left out."""
     columns: Mapping[str, list[str]] = {
         key: [entry.facts[key] for entry in entries] for key in entries[0].facts if key != "convention"
     }

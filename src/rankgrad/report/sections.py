@@ -1,4 +1,4 @@
-"""The sections of a report: each figure with its words and its numbers, or a sentence that says what is missing."""
+"""The sections of a report: each figure with its caption and its numbers, or a sentence that says what is missing."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -15,11 +15,11 @@ QUANTILES = (5, 25, 50, 75, 95)
 
 
 class Panel(NamedTuple):
-    """A figure: its words, the same for those who do not see it, and its numbers as a table."""
+    """A figure: its caption, a description for those who do not see it, and its numbers as a table."""
 
     title: str
     svg: str
-    words: str
+    caption: str
     label: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -36,7 +36,7 @@ class Section(NamedTuple):
 
 def make_sections(entries: Sequence[Entry], metric: str, contests: Sequence[Contest]) -> list[Section]:
     """All sections, in the order of the page."""
-    values = [entry.judged.metrics[metric] for entry in entries]
+    values = [entry.per_query.metrics[metric] for entry in entries]
     last = _distribution(values[0], metric) if len(entries) == 1 else _differences(entries, contests, metric)
     return [_training(entries), _by_cutoff(entries), _by_count(entries, values, metric), last]
 
@@ -69,25 +69,27 @@ def _curves(entries: Sequence[Entry], runs: Sequence[tuple[int, Training]], whic
         heights: list[float] = getattr(run, which)
         best = dict(zip(run.epochs, heights)).get(run.best_epoch or 0, np.nan)
         kept = "–" if run.best_epoch is None else str(run.best_epoch)
-        rows.append((entries[index].name, four(heights[0]), kept, four(best), four(heights[-1])))
-    said = "; ".join(f"{row[0]} {row[3]} at epoch {row[2]}, which was kept" for row in rows)
+        rows.append((entries[index].name, format_mean(heights[0]), kept, format_mean(best), format_mean(heights[-1])))
+    description = "; ".join(f"{row[0]} {row[3]} at epoch {row[2]}, which was kept" for row in rows)
     head = ("run", "first epoch", "epoch kept", "value there", "last epoch")
-    return Panel(title, svg, "", f"{title} by epoch: {said}.", head, rows)
+    return Panel(title, svg, "", f"{title} by epoch: {description}.", head, rows)
 
 
 def _by_cutoff(entries: Sequence[Entry]) -> Section:
     curves = [(index, curve) for index, entry in enumerate(entries) if (curve := numbers.curve(entry))]
-    without = [entry.name for entry in entries if not entry.judged.curve]
+    without = [entry.name for entry in entries if not entry.per_query.curve]
     note = _missing(without, "no NDCG by cut-off") if curves or len(without) == len(entries) else NOTHING
     panels = []
     if curves:
-        panels.append(_cutoffs(entries, curves, "NDCG@k", four))
+        panels.append(_cutoffs(entries, curves, "NDCG@k", format_mean))
         first = curves[0][1]
         apart = [(index, {k: curve[k] - first[k] for k in curve if k in first}) for index, curve in curves[1:]]
         if apart:
             name = entries[curves[0][0]].name
-            panels.append(_cutoffs(entries, apart, f"NDCG@k minus that of {name}", signed, "difference in NDCG@k"))
-    intro = "The mean over queries with a relevant document, by how far down the ranking is judged."
+            panels.append(
+                _cutoffs(entries, apart, f"NDCG@k minus that of {name}", format_difference, "difference in NDCG@k")
+            )
+    intro = "The mean over queries with a relevant document, by how far down the ranking is evaluated."
     return Section("NDCG@k against k", intro if panels else "", panels, note)
 
 
@@ -101,31 +103,33 @@ def _cutoffs(
     names = [entries[index].name for index, _ in curves]
     ks = list(curves[0][1])
     rows = [(str(k), *(form(curve.get(k, np.nan)) for _, curve in curves)) for k in ks]
-    said = "; ".join(
+    description = "; ".join(
         f"{name} {form(curve[ks[0]])} at {ks[0]} and {form(curve[ks[-1]])} at {ks[-1]}"
         for name, (_, curve) in zip(names, curves)
     )
     svg = figures.by_cutoff(curves, axis or title)
-    return Panel(title, svg, "", f"{title}: {said}.", ("k", *names), rows)
+    return Panel(title, svg, "", f"{title}: {description}.", ("k", *names), rows)
 
 
 def _by_count(entries: Sequence[Entry], values: Sequence[np.ndarray], metric: str) -> Section:
-    title, judged = f"{metric} by kind of query", entries[0].judged
-    if judged.documents is None or judged.relevant is None:
+    title, queries = f"{metric} by kind of query", entries[0].per_query
+    if queries.documents is None or queries.relevant is None:
         return Section(title, "", [], _missing([entry.name for entry in entries], "no list lengths"))
     panels = []
-    for words, counts in (("documents in the list", judged.documents), ("relevant documents", judged.relevant)):
+    for what, counts in (("documents in the list", queries.documents), ("relevant documents", queries.relevant)):
         bins = numbers.by_count(counts, values)
         if bins:
-            rows = [(found.label, f"{found.queries:,}", *map(_interval, found.means)) for found in bins]
-            said = "; ".join(f"{found.label}: {', '.join(four(own.mean) for own in found.means)}" for found in bins)
-            head = (words, "queries", *(entry.name for entry in entries))
+            rows = [(found.label, f"{found.queries:,}", *map(_mean_and_interval, found.means)) for found in bins]
+            description = "; ".join(
+                f"{found.label}: {', '.join(format_mean(own.mean) for own in found.means)}" for found in bins
+            )
+            head = (what, "queries", *(entry.name for entry in entries))
             panels.append(
                 Panel(
-                    f"By {words}",
-                    figures.by_count(bins, words, metric),
+                    f"By {what}",
+                    figures.by_count(bins, what, metric),
                     "",
-                    f"{metric} by {words}: {said}.",
+                    f"{metric} by {what}: {description}.",
                     head,
                     rows,
                 )
@@ -141,10 +145,10 @@ def _differences(entries: Sequence[Entry], contests: Sequence[Contest], metric: 
     for contest in contests:
         name, result = entries[contest.index].name, contest.result
         tied = f"; {result.ties:,} tied and not drawn" if result.ties else ""
-        words = f"{name} is better on {result.wins:,} queries, {first} on {result.losses:,}{tied}."
-        rows = [(f"{q} %", signed(float(np.percentile(contest.differences, q)))) for q in QUANTILES]
+        caption = f"{name} is better on {result.wins:,} queries, {first} on {result.losses:,}{tied}."
+        rows = [(f"{q} %", format_difference(float(np.percentile(contest.differences, q)))) for q in QUANTILES]
         svg = figures.differences(contest, metric)
-        panels.append(Panel(name, svg, words, words, ("percentile", "difference"), rows))
+        panels.append(Panel(name, svg, caption, caption, ("percentile", "difference"), rows))
     intro = (
         f"{metric} of each run minus that of {first}, query by query; a bar has the colour of the run that is better."
     )
@@ -156,11 +160,11 @@ def _distribution(values: np.ndarray, metric: str) -> Section:
     title = f"{metric} per query"
     if not len(known):
         return Section(title, "", [], NOTHING)
-    rows = [(f"{q} %", four(float(np.percentile(known, q)))) for q in QUANTILES]
-    said = "; ".join(f"{q} of the queries are at or below {value}" for q, value in rows)
+    rows = [(f"{q} %", format_mean(float(np.percentile(known, q)))) for q in QUANTILES]
+    description = "; ".join(f"{q} of the queries are at or below {value}" for q, value in rows)
     svg = figures.distribution(values, metric)
     return Section(
-        title, "", [Panel("How many queries reach how much", svg, "", f"{said}.", ("percentile", metric), rows)]
+        title, "", [Panel("How many queries reach how much", svg, "", f"{description}.", ("percentile", metric), rows)]
     )
 
 
@@ -169,19 +173,15 @@ def _missing(names: Iterable[str], what: str) -> str:
     return f"There is {what} for: {named} ({OLD})." if named else ""
 
 
-def _interval(found: Interval) -> str:
-    return f"{four(found.mean)} [{four(found.low)}, {four(found.high)}]"
+def _mean_and_interval(found: Interval) -> str:
+    return f"{format_mean(found.mean)} [{format_mean(found.low)}, {format_mean(found.high)}]"
 
 
-def four(value: float) -> str:
-    """Four decimals, as everywhere in rankgrad; a dash where there is no number."""
-    return _digits(value, "")
-
-
-def signed(value: float) -> str:
-    """The same with its sign."""
-    return _digits(value, "+")
-
-
-def _digits(value: float, sign: str) -> str:
+def format_mean(value: float, sign: str = "") -> str:
+    """Four decimals, as everywhere in rankgrad; a dash for NaN."""
     return "–" if np.isnan(value) else f"{value:{sign}.4f}".replace("-", "−")
+
+
+def format_difference(value: float) -> str:
+    """The same with its sign."""
+    return format_mean(value, "+")

@@ -14,6 +14,7 @@ report.json is written last: its presence means that the run is finished.
 
 import contextlib
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,15 @@ def read_config(folder: Path) -> Config:
             "start a new run"
         )
     return load(file, of_run=True)
+
+
+def read_config_table(folder: Path) -> dict[str, Any]:
+    """The configuration as it was written, for showing it: of any version, and empty where there is none."""
+    file = folder / CONFIG
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{file} is not TOML ({error}); expected it as training wrote it; was it changed?") from None
 
 
 # --- the ranker -------------------------------------------------------------------------------------------------------
