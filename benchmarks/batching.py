@@ -19,8 +19,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from rankgrad.data.batches import batches
-from rankgrad.data.dataset import RankingDataset
+from rankgrad.data import RankingDataset, batches
 
 
 def web30k_like(queries: int, features: int) -> RankingDataset:

@@ -84,12 +84,12 @@ def test_arrays_are_converted_and_float32_is_kept_without_a_copy():
 
 def test_describe_counts_what_a_person_checks():
     data = RankingDataset(np.ones((6, 2)), [0, 2, 0, 0, 0, 1.5], [0, 2, 5, 6], [1, 2, 3])
-    said = data.describe()
-    assert (said.queries, said.documents, said.features, said.empty_queries) == (3, 6, 2, 1)
-    assert said.labels == {0: 4, 1.5: 1, 2: 1}
-    assert said.lengths == {"min": 1, "median": 2, "mean": 2, "p90": 2.8, "max": 3}
+    described = data.describe()
+    assert (described.queries, described.documents, described.features, described.empty_queries) == (3, 6, 2, 1)
+    assert described.labels == {0: 4, 1.5: 1, 2: 1}
+    assert described.lengths == {"min": 1, "median": 2, "mean": 2, "p90": 2.8, "max": 3}
     for part in ("3 (1 without a relevant document)", "min 1, median 2", "66.7%"):
-        assert part in str(said)
+        assert part in str(described)
     many = RankingDataset(np.ones((40, 1)), np.arange(40) / 7, [0, 40], [1])
     assert "40 values" in str(many.describe())
 

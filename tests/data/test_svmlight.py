@@ -645,6 +645,7 @@ def edited(rng, content):
     return content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(5))
 def test_edited_files_are_read_or_refused_as_by_the_slow_reader(part, tmp_path, monkeypatch):
     rng = random.Random(part)
@@ -722,6 +723,7 @@ print(data.features.tolist(), data.rows.tolist())
     assert result.stdout == "[[0.5, 0.0, 1.0], [3.0, 0.0, 0.0], [0.0, 4.0, 0.0]] [0, 2, 1]\n"
 
 
+@pytest.mark.slow
 def test_memory_stays_near_the_result(tmp_path):
     row = b" ".join(b"%d:0.5" % index for index in range(1, 101))
     path = write(tmp_path, b"".join(b"1 qid:%d %s\n" % (query, row) for query in range(150_000)))

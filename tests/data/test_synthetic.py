@@ -110,6 +110,7 @@ def ndcg(scores, data, k=10):
     return np.mean(values)
 
 
+@pytest.mark.slow
 def test_linear_single_document_and_list_models_separate(small):
     """Least squares on the columns, on products of family means, and on those relative to the list's mean."""
     test = synthetic("small", "test")

@@ -371,7 +371,7 @@ def test_random_tables_round_trip(rows):
     assert data.query_ids.tolist() == list(dict.fromkeys(qid))
 
 
-def test_without_pyarrow_the_install_line_is_said(monkeypatch):
+def test_without_pyarrow_the_error_has_the_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"pip install 'rankgrad\[tables\]'"):
         read_table("x.parquet")

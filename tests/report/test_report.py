@@ -45,7 +45,7 @@ def lists(queries=12, seed=0, ids=None):
     return RankingDataset(np.zeros((len(labels), 1)), labels, offsets, ids)
 
 
-def made(folder, of=None, noise=0, *, metrics=METRICS, split="test", history=True, config=CONFIG, **said):
+def made(folder, of=None, noise=0, *, metrics=METRICS, split="test", history=True, config=CONFIG, **others):
     """A run folder with everything a report reads, without training: scores are labels and noise."""
     data = lists() if of is None else of
     rng = np.random.default_rng(noise)
@@ -69,7 +69,7 @@ def made(folder, of=None, noise=0, *, metrics=METRICS, split="test", history=Tru
         "commit": "abc",
         "versions": {"rankgrad": "0"},
         "machine": {"device": "cpu"},
-        **said,
+        **others,
     }
     (folder / "report.json").write_text(json.dumps(facts))
     return folder
@@ -124,12 +124,12 @@ def trained(tmp_path_factory):
 def test_the_table_has_the_means_of_the_reports_and_the_tests_of_compare(trained, tmp_path):
     text = words(page(*trained, out=tmp_path / "r.html"))
     left = [read_per_query(folder) for folder in trained]
-    said = [json.loads((folder / "report.json").read_text()) for folder in trained]
+    reports = [json.loads((folder / "report.json").read_text()) for folder in trained]
     for metric in CONFIG.train.metrics:
         table = re.search(rf"<caption><strong>{metric}</strong>.*?</table>", text)[0]
         rows = re.findall(r"<tr><th scope=\"row\">.*?</tr>", table)
         assert len(rows) == 2
-        for row, facts, own in zip(rows, said, left):
+        for row, facts, own in zip(rows, reports, left):
             cells = re.findall(r"<td>(.*?)</td>", row)
             for cell, (rule, mean), empty in zip(cells, facts["metrics"]["test"][metric].items(), (1.0, 0.0, np.nan)):
                 assert re.sub("<small>.*|</?strong>", "", cell) == f"{mean:.4f}", rule
@@ -140,7 +140,7 @@ def test_the_table_has_the_means_of_the_reports_and_the_tests_of_compare(trained
         difference, p = re.findall(r"<td>(.*?)</td>", rows[1])[-2:]
         assert difference.startswith(f"{found.difference:+.4f}".replace("-", "−"))
         assert p == ("<0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}")
-    for name in ("neural_ndcg@10", "listnet", "synthetic:tiny", said[0]["versions"]["torch"]):
+    for name in ("neural_ndcg@10", "listnet", "synthetic:tiny", reports[0]["versions"]["torch"]):
         assert name in text
     assert "10 test queries of synthetic:tiny, 1 without a relevant document" in text
 
@@ -277,9 +277,9 @@ def test_every_string_is_escaped(tmp_path):
     )
     evil = EVIL.replace("/", "\u2044")
     data = lists(ids=[f"{EVIL}{n}" for n in range(12)])
-    said = dict.fromkeys(("data", "seed", "commit", "convention", "best_epoch", "epochs"), EVIL)
-    said |= {"versions": {EVIL: EVIL}, "machine": {EVIL: EVIL}, "splits": {EVIL: {}}}
-    folders = [made(tmp_path / f"{evil}{n}", data, n, config=config, **said) for n in range(2)]
+    others = dict.fromkeys(("data", "seed", "commit", "convention", "best_epoch", "epochs"), EVIL)
+    others |= {"versions": {EVIL: EVIL}, "machine": {EVIL: EVIL}, "splits": {EVIL: {}}}
+    folders = [made(tmp_path / f"{evil}{n}", data, n, config=config, **others) for n in range(2)]
     for chosen in (folders, folders[:1]):
         text = page(*chosen, out=tmp_path / "r.html", overwrite=True, title=EVIL)
         outline = Outline(text)
@@ -516,7 +516,7 @@ def test_colours_follow_the_scheme_and_are_told_from_their_ground(browser, pages
 
 
 @needs_browser
-def test_it_is_said_to_those_who_do_not_see_it(browser, pages):
+def test_a_screen_reader_finds_headings_tables_and_descriptions(browser, pages):
     browser.open((pages / "two.html").as_uri(), 1280)
     tree = browser.call("Accessibility.getFullAXTree")["nodes"]
     roles = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if not node["ignored"]]
