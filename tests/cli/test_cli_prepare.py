@@ -1,10 +1,11 @@
+"""`rankgrad prepare`, and what importing the command costs."""
+
 import json
 import subprocess
 import sys
 
 import pytest
 
-from rankgrad.cli import main
 from rankgrad.data.dataset import RankingDataset
 
 
@@ -13,17 +14,6 @@ def folder(tmp_path):
     for split, queries in (("train", (1, 2)), ("vali", (3,)), ("test", (4,))):
         (tmp_path / f"{split}.txt").write_text("".join(f"1 qid:{q} 1:0.5 2:{q}\n0 qid:{q} 1:1\n" for q in queries))
     return tmp_path
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["rankgrad", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return end.value.code, *capsys.readouterr()
-
-    return call
 
 
 def test_prepare_writes_memory_mapped_data_and_prints_the_summary(run, folder):

@@ -1,0 +1,32 @@
+"""Every command in the documentation works."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from cli_cases import COMMANDS
+
+PAGES = [
+    *["docs/command-line.md", "docs/report.md", "docs/reproduce.md", "docs/practitioner.md", "docs/researcher.md"],
+    "README.md",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_the_documentation_work(run, data, tmp_path, monkeypatch, page):
+    text = (Path(__file__).parents[2] / page).read_text()
+    commands = [command.partition("#")[0].strip() for command in re.findall(r"^rankgrad (.*)$", text, re.M)]
+    named = {command.split()[0] for command in commands}
+    assert named == set(COMMANDS) if "command-line" in page else len(named) > 1
+    shutil.copytree(data / "letor", tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        if command == "demo":  # a minute; it has a test of its own
+            continue
+        code, _, err = run(*command.split())
+        if command == "train --resume runs/first":  # as it was not interrupted
+            assert "is finished; there is nothing to resume" in err
+        else:
+            assert code == 0, f"{command}: {err}"
