@@ -156,6 +156,7 @@ class ShortLists:
     def test_gains(self, gain):
         agree("neural_ndcg", *batch(), gain=gain, sinkhorn_iters=2)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", NDCG)
     def test_every_list_stops_by_itself(self, name):
         scores, labels, mask = batch((7, 8, 6), 8)
@@ -182,6 +183,7 @@ class ShortLists:
         check_bad_values(name)
         check_gain_that_is_not_finite(name)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", NDCG)
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_half_precision(self, name, dtype):

@@ -9,14 +9,8 @@ from kernel_cases import CUDA, DEVICE
 from rankgrad.kernels.encoder import fused, reference
 from rankgrad.models import PackedLayout, Transformer
 
-SHAPES = [
-    (1, 1),
-    (5, 3),
-    (37, 96),
-    (200, 17),
-    (40, 130),
-    (3, 2500),
-]  # beside, at and beyond a program's rows and columns
+# beside, at and beyond a program's rows and columns
+SHAPES = [(1, 1), (5, 3), (37, 96), (200, 17), (40, 130), pytest.param((3, 2500), marks=pytest.mark.slow)]
 HALF = pytest.param(
     torch.bfloat16, 2e-2, marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]
 )
@@ -135,6 +129,7 @@ def test_nan_stays_nan(seeds):
     assert normed.isnan().any(1).tolist() == [False, False, True, False]
 
 
+@pytest.mark.slow
 def test_the_same_step_gives_the_same_bits(seeds):
     inputs, norm = [draw(300, 96), draw(300, 96), draw(96)], make_norm(96)
 
@@ -165,6 +160,7 @@ def test_a_model_learns_with_the_kernels_as_without(layers, noise):
         torch.testing.assert_close(by_kernels, plain, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_dropout_in_a_model_keeps_its_share_and_ends_with_training():
     torch.manual_seed(0)
     model = Transformer(5, width=32, layers=2, feedforward=32, dropout=0.5).to(DEVICE)
@@ -182,6 +178,7 @@ def test_dropout_in_a_model_keeps_its_share_and_ends_with_training():
     )
 
 
+@pytest.mark.slow
 def test_every_dropout_of_a_model_has_seeds_of_its_own():
     torch.manual_seed(0)
     model, p = Transformer(5, width=12, layers=2, heads=2, feedforward=20, dropout=0.4).to(DEVICE), 0.4

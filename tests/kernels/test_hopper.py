@@ -34,6 +34,7 @@ def _compiler(monkeypatch, tmp_path):
     cuda._nvrtc.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_compiler")
 @pytest.mark.parametrize("chip", ["90", "100"])
 @pytest.mark.parametrize(
@@ -135,6 +136,7 @@ def _for_lists_of_any_length(monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_for_lists_of_any_length")
 class TestNeuralNdcg(ShortLists):
     @pytest.mark.parametrize("name", NDCG)

@@ -36,11 +36,13 @@ def every_list_is_long(monkeypatch):
         monkeypatch.setattr(launch, "TILES", SMALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NDCG)
 def test_ragged_lists_with_ties(name):
     agree(name, *batch((9, 35, 0), 36), sinkhorn_iters=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NDCG)
 @pytest.mark.parametrize("fast", [128.0, -1.0], ids=["float32", "float64"])
 def test_entries_of_wide_windows(name, fast, monkeypatch):
@@ -65,6 +67,7 @@ def test_gains_given_as_a_function():
     agree("neural_ndcg", *batch((17,), 20), sinkhorn_iters=1, gain=torch.sqrt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NDCG)
 def test_every_list_stops_by_itself(name):
     scores, labels, mask = batch((17, 14, 6), 18)
@@ -87,6 +90,7 @@ def test_windows_leave_out_what_is_zero(name):
     agree(name, scores + torch.linspace(0, 0.1, 40, device=DEVICE), labels, None, sinkhorn_iters=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELAXED)
 def test_other_metrics_and_samples(name):
     scores, labels, mask = batch((17,), 20)
@@ -96,6 +100,7 @@ def test_other_metrics_and_samples(name):
         agree(name, scores, labels, mask, sinkhorn_iters=2, k=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NDCG)
 @pytest.mark.parametrize("spread", [1e4, 1e30])
 def test_huge_scores_and_a_huge_outlier(name, spread):
@@ -129,6 +134,7 @@ def test_degenerate_lists_half_precision_and_strides(name):
     torch.testing.assert_close(gradient.float(), slope, rtol=2e-2, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
 def test_the_default_dtype_does_not_matter(default):
     lists = batch((17, 9), 18, ties=False)

@@ -27,6 +27,7 @@ def test_approx_ndcg():
     agree("approx_ndcg", *batch(), alpha=10.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lambdarank", "ndcg_loss2pp", "approx_ndcg"])
 def test_lists_of_several_tiles(name):
     agree(name, *batch((67, 131), 133))
@@ -43,6 +44,7 @@ def test_a_gain_that_is_not_finite_in_a_list_that_is_not_informative(name):
     check_gain_that_is_not_finite(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lambdarank", "ranknet", "approx_ndcg"])
 def test_huge_score_gaps(name):
     agree(name, *batch((7, 10), 12, spread=1e4, ties=False))
@@ -53,6 +55,7 @@ def test_degenerate_lists_and_reductions(name):
     check_degenerate_lists_and_reductions(name)
 
 
+@pytest.mark.slow
 @every_loss
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_and_strides(name, dtype):

@@ -42,12 +42,14 @@ def test_other_metrics_and_samples(name):
         agree(name, scores, labels, mask, sinkhorn_iters=3, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_degenerate_lists_and_bad_values(name):
     check_degenerate_lists_and_reductions(name)
     check_bad_values(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_and_strides(name, dtype):
