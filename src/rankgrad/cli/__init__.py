@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 
 
-def _tell_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         print(f"rankgrad {__version__}")
         raise typer.Exit
@@ -33,10 +33,10 @@ def _tell_version(asked: bool) -> None:
 @app.callback(epilog=examples("rankgrad demo", "rankgrad train data/ --loss neural_ndcg@10 --out runs/first"))
 def _subcommands(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Train ranking models on the metric itself; judge them, compare them, rank with them."""
+    """Train ranking models on the metric itself; measure them, compare them, rank with them."""
 
 
 app.command(epilog=demo.EXAMPLES)(demo.demo)
@@ -55,7 +55,7 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 
 def main() -> None:
     """Run the command; a mistake of the user or of the file system ends it with one sentence and code 2."""
-    warnings.showwarning = _tell_warning
+    warnings.showwarning = _print_warning
     try:
         code = app(args=sys.argv[1:] or ["--help"], prog_name="rankgrad", standalone_mode=False)
         if sys.stdout is not None:
@@ -66,7 +66,9 @@ def main() -> None:
         _end(2, f"{sentence[:1].lower()}{sentence[1:]}; see {help_of} --help")
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except BrokenPipeError:  # whoever read our output has had enough, and the interpreter would complain as it leaves
+    except (
+        BrokenPipeError
+    ):  # the reader of our output has closed it; without this the interpreter complains at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 1
     except OSError as error:
@@ -80,25 +82,21 @@ def main() -> None:
     sys.exit(code or 0)
 
 
-def _tell_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """A warning as a sentence, without the line of code that gave it."""
     if _process() == 0:
         print(f"rankgrad: warning: {message}", file=sys.stderr)
 
 
 def _explain(error: Exception) -> tuple[int, str]:
-    """The exit code and the sentence of what is no ValueError and no defect; a defect goes on as it is."""
+    """The exit code and the sentence of a failure that is neither a ValueError nor a defect; a defect is raised again."""
     if isinstance(error, OtherProcessError):
         return 2, ""
-    if isinstance(
-        error, InterruptedRunError
-    ):  # the first process says that all were stopped, any that another was lost
+    if isinstance(error, InterruptedRunError):
+        # The first process says that all were stopped; each of the others only that it lost another one.
         return 130, str(error) if _process() == 0 or error.__cause__ else ""
-    if (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
-    ):
+    no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's has that name
+    if no_memory or "can't allocate memory" in str(error):
         return 2, "there is not enough memory; lower --batch-size or --list-size, or choose a smaller model"
     if isinstance(error, ImportError) and "pip install" in str(error):
         return 2, str(error)
@@ -106,10 +104,10 @@ def _explain(error: Exception) -> tuple[int, str]:
 
 
 def _end(code: int, sentence: str) -> NoReturn:
-    """Leave with at most one line on stderr; under torchrun it says which process speaks."""
-    speaker = f"rankgrad (process {_process()})" if _process() else "rankgrad"
+    """Exit with at most one line on stderr; under torchrun it says which process wrote it."""
+    sender = f"rankgrad (process {_process()})" if _process() else "rankgrad"
     if sentence:
-        print(f"{speaker}: {' '.join(sentence.split())}", file=sys.stderr)
+        print(f"{sender}: {' '.join(sentence.split())}", file=sys.stderr)
     sys.exit(code)
 
 

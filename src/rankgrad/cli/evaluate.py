@@ -23,15 +23,16 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Judge runs on DATA: metrics and bootstrap intervals.
+    """Measure runs on DATA: metrics and bootstrap intervals.
 
-    Every metric is given under three rules for empty queries, with a 95 % interval. An empty query has no relevant document, so that no ranking of it is right or wrong. Some count it as 1, some as 0,
-    some leave it out, and the choice can move a metric by more than a better model would.
+    Every metric is given under three rules for empty queries, with a 95 % interval. An empty query has no relevant
+    document, so that no ranking of it is right or wrong. Some count it as 1, some as 0, some leave it out, and the choice
+    can move a metric by more than a better model would.
 
-    Several runs are judged as one ranker: the mean of their scores, standardised within each list.
+    Several runs count as one ranker: the mean of their scores, standardised within each list.
     """
     from rankgrad.cli.render import describe_evaluation
     from rankgrad.runs.compare import evaluate_runs
 
-    expect_runs_and_data(runs, data, "judge")
+    expect_runs_and_data(runs, data, "measure them on")
     show(evaluate_runs(runs, data, split, metric or ()), describe_evaluation, as_json=as_json)

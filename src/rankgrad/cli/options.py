@@ -1,4 +1,4 @@
-"""Options and arguments that commands share, how examples stand in a help text, how a result is printed.
+"""Options and arguments that commands share, the examples of a help text, how a result is printed.
 
 Whatever is slow to import (torch, numba, the data readers) is imported inside the command that needs it, so that
 `rankgrad --help` answers at once.
@@ -19,7 +19,7 @@ RunFolders = Annotated[
     typer.Argument(
         metavar="RUN",
         help="Finished runs, made by `rankgrad train`: one, or several that score together.",
-        default_factory=list,  # else one argument alone would be DATA, and the sentence that RUN is missing
+        default_factory=list,  # one argument alone is then DATA, and `expect_runs_and_data` says that RUN is missing
         show_default=False,
     ),
 ]
@@ -46,7 +46,7 @@ def show(result: dict[str, Any], describe: Callable[[Any], str], *, as_json: boo
 
 
 def expect_runs_and_data(runs: list[Path], data: str, what: str) -> None:
-    """Where one argument was given it is DATA, and the runs are missing."""
+    """Refuse a lone argument: it was taken for DATA, and the runs are missing."""
     if not runs:
         raise ValueError(
             f"RUN is missing before {data}; expected RUN and DATA: finished runs, then the lists to {what}"

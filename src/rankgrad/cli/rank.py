@@ -25,8 +25,9 @@ def rank(
 ) -> None:
     """Score every document of DATA with a run, or several.
 
-    Gives a number per row, in the order of the input, or a TREC run file. A table needs no column label here. A line of the run file is QUERY Q0 DOCUMENT RANK SCORE TAG. DOCUMENT is the document's row in the input, counted from
-    1; TAG is the name of the run's folder. Equal scores are ranked in input order.
+    Gives a number per row, in the order of the input, or a TREC run file. A table needs no column label here. A line of the
+    run file is QUERY Q0 DOCUMENT RANK SCORE TAG. DOCUMENT is the document's row in the input, counted from 1; TAG is the name
+    of the run's folder. Equal scores are ranked in input order.
 
     Several runs give the mean of their scores, standardised within each list; TAG is then ensemble-of-NUMBER.
     """

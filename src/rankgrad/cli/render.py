@@ -14,7 +14,7 @@ from rankgrad.runs.text import RULES, by_rule, format_mean, table
 
 
 def describe_report(report: Mapping[str, Any]) -> str:
-    """The end of a training run: the metrics it was trained for, and where it is."""
+    """The end of a training run: its metrics, and where it is."""
     test = report["splits"].get("test")
     empty = test is not None and test["empty_queries"] == test["queries"]
     split = "vali" if test is None or empty else "test"
@@ -26,7 +26,7 @@ def describe_report(report: Mapping[str, Any]) -> str:
         f"{by_rule(report['metrics'][split])}\n"
         f"{split} split, {_count_queries(report['splits'][split]['queries'])}; "
         f"epoch {report['best_epoch']} of {report['epochs']} {why}\n"
-        + ("the test split has no relevant document and says nothing of the model\n" if empty else "")
+        + ("the test split has no relevant document, so its metrics say nothing about the model\n" if empty else "")
         + f"{CONVENTION}\n"
         f"{report['seconds']:.1f} s; the run is in {report['run']}"
     )
@@ -43,7 +43,11 @@ def describe_evaluation(result: Mapping[str, Any]) -> str:
     return (
         f"{table(rows)}\n{together}"
         f"{_count_queries(result['queries'])}, {result['empty_queries']:,} of them empty (no relevant document)\n{CONVENTION}"
-        + ("\nthe model was trained on lists among these: expect less of it on others" if result["trained_on"] else "")
+        + (
+            "\nthe model was trained on some of these lists: expect lower metrics on others"
+            if result["trained_on"]
+            else ""
+        )
     )
 
 
@@ -74,7 +78,7 @@ def as_trec(lists: RankingDataset, scores: np.ndarray, tag: str) -> list[str]:
     for query, start, stop in zip(lists.query_ids.tolist(), lists.offsets[:-1].tolist(), lists.offsets[1:].tolist()):
         if len(str(query).split()) != 1:
             raise ValueError(
-                f"the query id {query!r} cannot stand in a TREC run file; expected text without spaces; use --format scores"
+                f"the query id {query!r} cannot be written to a TREC run file; expected text without spaces; use --format scores"
             )
         best_first = start + np.argsort(-scores[start:stop], kind="stable")
         ranked = zip(rows[best_first].tolist(), scores[best_first].tolist())

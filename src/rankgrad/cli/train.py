@@ -67,10 +67,11 @@ def train(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train a model on DATA and judge it.
+    """Train a model on DATA and measure how well it ranks.
 
-    Everything about it is kept in the folder RUN. The train split teaches, the validation split picks the best epoch (a fifth of the train queries is held out if there
-    is none), the test split is judged once, at the end. Ctrl-C saves and stops; --resume goes on from there, exactly.
+    Everything about it is kept in the folder RUN. The model learns from the train split; the validation split picks the
+    best epoch (a fifth of the train queries is held out if there is none); the test split is used once, at the end. Ctrl-C
+    saves and stops; --resume goes on from there, exactly.
     """
     options: dict[str, Any] = {
         "loss.name": loss,
