@@ -47,10 +47,7 @@ def _read(data, split):
 
 
 def test_evaluate_owns_up_to_lists_the_model_has_seen(run, data, trained, tmp_path):
-    assert (
-        "the model was trained on"
-        in run("evaluate", trained / "first", data / "letor", "--split", "train")[1]
-    )
+    assert "the model was trained on" in run("evaluate", trained / "first", data / "letor", "--split", "train")[1]
     file = data / "letor" / "train.txt"
     run("train", file, "--epochs", 1, "--model", "linear", "--quiet", "--out", tmp_path / "r")
     assert "the model was trained on" in run("evaluate", tmp_path / "r", file)[1]
