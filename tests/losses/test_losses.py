@@ -7,10 +7,12 @@ import torch
 
 import rankgrad
 from cases import RANDOM_LOSSES, UNITS, Case, exact_rounds, takes, value_and_grad
-from rankgrad.losses import LOSSES, teaching
+from rankgrad.losses import LOSS_TABLE, LOSSES
+from rankgrad.losses.informative import has_document, has_pair
 from rankgrad.sorting import soft_sort
 from references.loops import LOSS_REFERENCES
 
+RULES = {spec.name: spec.counts for spec in LOSS_TABLE}  # which lists a loss counts
 every_loss = pytest.mark.parametrize("name", list(LOSSES))
 NEURAL = [name for name in LOSSES if takes(name, "sort")]
 
@@ -214,10 +216,8 @@ def test_reductions_are_consistent(name):
     values = case(reduction="none")
     assert values.shape == (5,)
     close(case(reduction="sum"), values.sum())
-    pointwise = name in ("rmse", "bce", "ordinal")
-    pairwise = name in ("ranknet", "lambdarank", "ndcg_loss1", "ndcg_loss2", "ndcg_loss2pp")
-    teaching = 5 if pointwise else (2 if pairwise else 3)
-    close(case(reduction="mean"), values.sum() / teaching)
+    pointwise, pairwise = RULES[name] is has_document, RULES[name] is has_pair
+    close(case(reduction="mean"), values.sum() / (5 if pointwise else (2 if pairwise else 3)))
     if not pointwise:
         assert values[1] == 0 and values[3] == 0
     if pairwise:
@@ -535,7 +535,7 @@ def test_bad_values_of_real_documents(name, what, bad):
 
 
 @every_loss
-def test_a_bad_list_is_nan_even_where_it_could_not_teach(name):
+def test_a_bad_list_is_nan_even_where_it_is_not_informative(name):
     case = Case(name)
     case.labels[2] = 0.0
     case.scores[2][case.mask[2].nonzero()[0, 0]] = math.nan
@@ -688,8 +688,8 @@ def test_negative_gains_are_loud():
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if takes(name, "gain")])
-def test_a_gain_that_is_not_finite_where_nothing_is_taught(name):
-    """A list without a relevant document teaches nothing, whatever its gains: 0 in value and gradient, and no other list sees it."""
+def test_a_gain_that_is_not_finite_in_a_list_that_is_not_informative(name):
+    """A list without a relevant document, whatever its gains: 0 in value and gradient, and no other list is affected."""
     case = Case(name, lengths=(4, 3, 5))
     case.labels[0] += 1
     case.labels[1], case.labels[2] = 0.0, 0.0
@@ -705,11 +705,11 @@ def test_a_gain_that_is_not_finite_where_nothing_is_taught(name):
 
 
 @every_loss
-def test_labels_beyond_every_gain_do_no_harm_where_nothing_is_taught(name):
+def test_labels_beyond_every_gain_do_no_harm_in_a_list_that_is_not_informative(name):
     case = Case(name, lengths=(4, 1, 3))
     case.labels[1] = 2000.0
-    silent = ~teaching(name, case.labels, case.mask)
-    if silent.any():  # a single document teaches the pointwise losses
+    silent = ~RULES[name](case.labels, case.mask)
+    if silent.any():  # a single document is enough for the pointwise losses
         _, gradient = value_and_grad(case, case.scores, check=False)
         assert silent.tolist() == [False, True, False]
         assert gradient.isfinite().all() and (gradient[1] == 0).all()
@@ -738,8 +738,8 @@ def test_labels_beyond_every_gain_are_refused_or_loud(name):
 
 
 @every_loss
-def test_the_mean_counts_the_lists_that_teaching_names(name):
+def test_the_mean_counts_the_lists_that_the_table_s_rule_names(name):
     case = Case(name, lengths=(7, 3, 10, 1, 5, 0, 4))
     case.labels[0], case.labels[1] = 1.0, 0.0
-    count = teaching(name, case.labels.masked_fill(~case.mask, 9.0), case.mask).sum()
+    count = RULES[name](case.labels.masked_fill(~case.mask, 9.0), case.mask).sum()
     close(case(reduction="mean"), case(reduction="sum") / count)
