@@ -63,12 +63,13 @@ class Ranker:
         if rows.ndim != 2 or rows.shape[1] != self.features:
             raise ValueError(f"features have shape {rows.shape}; expected [documents, {self.features}]")
         lengths = np.array([len(rows)]) if sizes is None else np.asarray(sizes)
-        if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any() or lengths.sum() != len(rows):
+        whole = lengths.ndim == 1 and (lengths.dtype.kind in "iu" or not lengths.size)  # numpy makes [] floats
+        if not whole or (lengths < 0).any() or lengths.sum() != len(rows):
             raise ValueError(f"sizes are {sizes!r}; expected the number of rows of each list, {len(rows)} together")
         lengths = lengths[lengths > 0]
         if not len(lengths):
             return np.empty(0, np.float32)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         return self.score_lists(RankingDataset(rows, np.zeros(len(rows), np.float32), offsets, np.arange(len(lengths))))
 
     def score_lists(self, data: RankingDataset) -> np.ndarray:
