@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankgrad.checks import non_negative, one_of, positive, whole
+from rankgrad.checks import non_negative, one_of, positive, probability, whole
 from rankgrad.data.scaling import KINDS
 from rankgrad.losses import LOSS_TABLE, LOSSES, LossSpec
 from rankgrad.metrics import parse_metric
@@ -167,8 +167,13 @@ def validate(config: Config, loss: Loss = None) -> Config:
 
 
 def _check_model(settings: Model) -> None:
-    """By making one, which on the meta device takes neither memory nor random numbers."""
+    """By making one, which on the meta device takes neither memory nor random numbers; what other kinds read is checked too."""
     one_of("model.kind", settings.kind, MODELS)
+    for name in ("width", "layers", "heads", "feedforward"):
+        whole(f"model.{name}", getattr(settings, name), 1)
+    for size in settings.hidden:
+        whole("every size in model.hidden", size, 1)
+    probability("model.dropout", settings.dropout)
     try:
         with torch.device("meta"):
             make_model(settings, 1, 1, tanh=False)
