@@ -8,10 +8,12 @@ import socket
 import sys
 import traceback
 
-INTERRUPTED, REFUSED = 3, 2  # exit codes of `train`
+LEFT, INTERRUPTED, REFUSED = 4, 3, 2  # exit codes of `train`; LEFT: another process has said what is wrong
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["rankgrad.runs.run", "torch._dynamo"])
+context.set_forkserver_preload(
+    ["rankgrad.runs.run", "torch._dynamo"]
+)  # an optimiser imports the second at its first step
 
 
 def start(function, *arguments, **environment):
@@ -40,20 +42,30 @@ def group(function, world, *arguments):
     return [start(function, *arguments, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(world)]
 
 
+def begin(out, config):
+    """Make the folder of a run and leave it there, as a run that is killed before it has read its data."""
+    from rankgrad.runs.run import train_run
+
+    events = train_run(out, config)
+    next(events)
+    events.close()
+
+
 def train(out, prepare=None, config=None):
-    """Train a run to its end; `prepare` is called first, to set traps."""
-    from rankgrad.runs import run
+    """Train a run to its end; `prepare` is called first, to set traps. Without a configuration the run is resumed."""
+    from rankgrad.errors import InterruptedRunError, OtherProcessError
+    from rankgrad.runs.run import train_run
 
     if prepare is not None:
         prepare()
     message = pathlib.Path(f"{out}.message-{os.environ.get('RANK', 0)}")
     try:
-        if config is not None:
-            run.begin(config, out)
-        for event in run.advance(out):
+        for event in train_run(out, config):
             if prepare is not None and hasattr(prepare, "see"):
                 prepare.see(event)
-    except run.InterruptedRunError as error:
+    except OtherProcessError:
+        sys.exit(LEFT)
+    except InterruptedRunError as error:
         message.write_text(str(error))
         sys.exit(INTERRUPTED)
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""A run directory is the whole truth of a run, and whatever interrupts a run, it ends with the same bits."""
+"""A run folder is the whole truth of a run, and whatever interrupts a run, it ends with the same bits."""
 
 import dataclasses
 import functools
@@ -19,17 +19,20 @@ import torch
 import children
 import rankgrad
 from children import INTERRUPTED, REFUSED, Trap
-from rankgrad.runs import provenance as records
-from rankgrad.runs import run
-from rankgrad.files import Rotation, load_tensors
-from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train, loads
+from rankgrad import ranker
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.synthetic import synthetic
-from rankgrad.training.evaluate import summarise
+from rankgrad.errors import NonFiniteError
+from rankgrad.files import load_tensors
 from rankgrad.losses import LOSSES
-from rankgrad.runs.folder import kept
-from rankgrad.training.build import resolve
-from rankgrad.training.loop import Epoch, NonFiniteError, Step
+from rankgrad.runs import provenance
+from rankgrad.runs.folder import Checkpoints, read_per_query
+from rankgrad.runs.run import Finished, Run, Started, train_run
+from rankgrad.training.build import validate
+from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train, loads
+from rankgrad.training.data import shared_splits
+from rankgrad.training.evaluate import summarise
+from rankgrad.training.loop import Epoch, Step
 
 # Everything random is in it: dropout, input noise, a random loss, subsampled lists; and a rate that changes with every step.
 CONFIG = Config(
@@ -43,8 +46,16 @@ STEPS = 4  # of an epoch
 
 
 def trained(out, config=CONFIG):
-    run.begin(config, out)
-    return [event for event in run.advance(out) if isinstance(event, Epoch)]
+    return [event for event in train_run(out, config) if isinstance(event, Epoch)]
+
+
+def resumed(out):
+    """What happens in the rest of a run, its steps and epochs, or in a run that was killed before it was one."""
+    begun = (out / "config.toml").exists()
+    first, *events, last = train_run(out) if begun else train_run(out, CONFIG)
+    assert isinstance(first, Started) and first.folder == out
+    assert isinstance(last, Finished) and last.report == {"run": str(out), **report(out)}
+    return events
 
 
 def history(out):
@@ -71,7 +82,7 @@ def assert_same_run(out, whole):
     assert report(out)["metrics"] == report(whole)["metrics"]
     names = {path.name for path in whole.iterdir()}
     assert {path.name for path in out.iterdir()} == names  # nothing stray
-    own, expected = (Rotation(folder).load()[0] for folder in (out, whole))
+    own, expected = (Checkpoints(folder).load()[0] for folder in (out, whole))
     assert all(torch.equal(own[name], expected[name]) for name in expected)
 
 
@@ -87,7 +98,7 @@ def whole(tmp_path_factory):
 def writes(whole, tmp_path_factory):
     """How many writes to the disk a run makes."""
     out = tmp_path_factory.mktemp("counted") / "run"
-    run.begin(CONFIG, out)
+    children.begin(out, CONFIG)
     assert children.code(children.start(count_writes, out)) == 0
     return int(message(out))
 
@@ -112,95 +123,148 @@ def test_a_seed_gives_the_same_bits_again_and_another_seed_others(whole, tmp_pat
     assert any(not torch.equal(own[name], other[name]) for name in own if name.startswith("model."))
 
 
+@pytest.mark.slow
 def test_another_process_gives_the_same_bits(whole, tmp_path):
     out = tmp_path / "run"
     assert children.code(children.start(children.train, out, None, CONFIG)) == 0
     assert_same_run(out, whole)
 
 
+def test_equal_runs_leave_equal_bytes_and_so_does_one_that_was_resumed(whole, tmp_path):
+    trained(tmp_path / "again")
+    events = train_run(tmp_path / "cut", CONFIG)
+    next(event for event in events if isinstance(event, Epoch))
+    events.close()
+    assert len(resumed(tmp_path / "cut")) == 2 * (STEPS + 1)
+    for name in ("model.safetensors", "queries.safetensors"):
+        expected = (whole / name).read_bytes()
+        assert (tmp_path / "again" / name).read_bytes() == expected, name
+        assert (tmp_path / "cut" / name).read_bytes() == expected, name
+
+
+def test_events_begin_with_the_configuration_and_end_with_the_report(tmp_path):
+    first, *between, last = train_run(tmp_path / "run", CONFIG)
+    assert first == Started(tmp_path / "run", validate(CONFIG))
+    assert [type(event) for event in between] == 3 * [*STEPS * [Step], Epoch]
+    assert last == Finished({"run": str(tmp_path / "run"), **report(tmp_path / "run")})
+
+
+def test_lists_may_come_from_the_caller(whole, tmp_path):
+    """Whoever trains many runs on the same lists reads them once."""
+    asked = []
+
+    def read(config, folder, world):
+        asked.append((config.data.path, folder, world))
+        return shared_splits(config, folder, world)
+
+    list(train_run(tmp_path / "run", CONFIG, read=read))
+    assert asked == [("synthetic:tiny", tmp_path / "run", 1)]
+    assert_same_run(tmp_path / "run", whole)
+
+
 # --- killed -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_at_any_write_a_run_resumes_exactly(whole, writes, tmp_path):
     assert writes > 30
     between_renames = {writes - 11, writes - 10}  # of the last checkpoint: nothing is written after it but the report
     for number in {*range(1, writes + 1, 4), *between_renames}:
         out = tmp_path / f"run{number}"
-        run.begin(CONFIG, out)
+        children.begin(out, CONFIG)
         assert children.code(children.start(children.train, out, Trap(number))) == -signal.SIGKILL
         if not (out / "report.json").exists():
-            list(run.advance(out))
+            resumed(out)
         assert_same_run(out, whole)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["SIGKILL", "full disk"])
+def test_a_new_run_that_ends_in_its_first_moments_can_be_trained_again(whole, tmp_path, what):
+    for number in (1, 2, 3, 4, 5):
+        out = tmp_path / f"run{number}"
+        expected = REFUSED if what == "full disk" else -signal.SIGKILL
+        assert children.code(children.start(children.train, out, Trap(number, what=what), CONFIG)) == expected
+        if what == "full disk" and number > 3:  # it had begun, and has learned nothing
+            assert not out.exists()
+        resumed(out)
+        assert_same_run(out, whole)
+
+
+@pytest.mark.slow
 def test_killed_again_and_again_a_run_still_ends_the_same(whole, tmp_path):
     out = tmp_path / "run"
-    run.begin(CONFIG, out)
+    children.begin(out, CONFIG)
     for number in (5, 9, 4, 13, 12):
         assert children.code(children.start(children.train, out, Trap(number))) == -signal.SIGKILL
-    list(run.advance(out))
+    resumed(out)
     assert_same_run(out, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, STEPS, 2 * STEPS + 1])
 def test_killed_between_steps_a_run_resumes_from_the_epoch_before(whole, tmp_path, step):
     out = tmp_path / "run"
-    run.begin(CONFIG, out)
+    children.begin(out, CONFIG)
     assert children.code(children.start(children.train, out, Trap(step, at="step"))) == -signal.SIGKILL
-    events = list(run.advance(out))
+    events = resumed(out)
     assert (events[0].epoch, events[0].step) == ((step - 1) // STEPS, 1)
     assert_same_run(out, whole)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(whole, tmp_path):
     generator = np.random.default_rng()
     for number in range(4):
         out = tmp_path / f"run{number}"
-        run.begin(CONFIG, out)
+        children.begin(out, CONFIG)
         process = children.start(children.train, out)
         time.sleep(generator.uniform(0.0, 0.6))
         process.kill()
         children.code(process)
         if not (out / "report.json").exists():
-            list(run.advance(out))
+            resumed(out)
         assert_same_run(out, whole)
 
 
+@pytest.mark.slow
 def test_history_after_the_checkpoint_is_cut(whole, tmp_path):
     out = tmp_path / "run"
-    run.begin(CONFIG, out)
+    children.begin(out, CONFIG)
     assert children.code(children.start(children.train, out, Trap(2, at="epoch"))) == -signal.SIGKILL
     with (out / "history.jsonl").open("a") as file:
         file.write('{"epoch": 3, "loss": 0.0}\n{"epoch": 4, "lo')
-    list(run.advance(out))
+    resumed(out)
     assert_same_run(out, whole)
 
 
 # --- asked to stop ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize("step", [1, STEPS - 1, STEPS, 2 * STEPS - 1, 3 * STEPS - 1])
 def test_asked_to_stop_a_run_saves_in_the_middle_of_an_epoch(whole, tmp_path, name, step):
     out = tmp_path / "run"
-    run.begin(CONFIG, out)
+    children.begin(out, CONFIG)
     assert children.code(children.start(children.train, out, Trap(step, at="step", what=name))) == INTERRUPTED
     done = step + 1  # the step after the signal is finished
-    facts = Rotation(out).load()[1]
+    facts = Checkpoints(out).load()[1]
     assert (facts["epoch"], facts["step"]) == ((done - 1) // STEPS, (done - 1) % STEPS + 1)
     epoch = facts["epoch"] + 1
-    assert message(out) == f"stopped in epoch {epoch} and saved; go on with: rankgrad train --resume {out}"
-    events = list(run.advance(out))
+    assert f"epoch {epoch} " in message(out) and f"rankgrad train --resume {out}" in message(out)
+    events = resumed(out)
     assert [type(event) for event in events].count(Step) == 3 * STEPS - done
     assert_same_run(out, whole)
 
 
+@pytest.mark.slow
 def test_asked_to_stop_again_and_again(whole, tmp_path):
     out = tmp_path / "run"
-    run.begin(CONFIG, out)
+    children.begin(out, CONFIG)
     for _ in range(3):
         assert children.code(children.start(children.train, out, Trap(1, at="step", what="SIGINT"))) == INTERRUPTED
-    list(run.advance(out))
+    resumed(out)
     assert_same_run(out, whole)
 
 
@@ -219,12 +283,13 @@ def twice_while_saving():
     twice_while_saving.see = see
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_while_saving_breaks_nothing(whole, tmp_path):
     out = tmp_path / "run"
-    run.begin(CONFIG, out)
+    children.begin(out, CONFIG)
     assert children.code(children.start(children.train, out, twice_while_saving)) == INTERRUPTED
-    assert Rotation(out).load()[1]["step"] == 3
-    list(run.advance(out))
+    assert Checkpoints(out).load()[1]["step"] == 3
+    resumed(out)
     assert_same_run(out, whole)
 
 
@@ -250,22 +315,24 @@ def interrupted_finishing():
     run.evaluate = slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prepare", [interrupted_reading, interrupted_finishing])
 def test_outside_of_training_a_run_is_left_at_once(whole, tmp_path, prepare):
     out = tmp_path / "run"
-    run.begin(CONFIG, out)
+    children.begin(out, CONFIG)
     assert children.code(children.start(children.train, out, prepare), seconds=20) == INTERRUPTED
-    assert message(out) == f"stopped; nothing is lost; go on with: rankgrad train --resume {out}"
-    list(run.advance(out))
+    assert "epoch" not in message(out) and f"rankgrad train --resume {out}" in message(out)
+    resumed(out)
     assert_same_run(out, whole)
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_epoch_s_validation_leaves_before_the_report(whole, tmp_path):
     out = tmp_path / "run"
-    run.begin(CONFIG, out)
+    children.begin(out, CONFIG)
     assert children.code(children.start(children.train, out, Trap(3, at="epoch", what="SIGTERM"))) == INTERRUPTED
     assert not (out / "report.json").exists()
-    assert list(run.advance(out)) == []
+    assert resumed(out) == []
     assert_same_run(out, whole)
 
 
@@ -281,19 +348,20 @@ def test_handlers_are_the_caller_s_again(tmp_path):
 @pytest.fixture
 def stopped(tmp_path):
     out = tmp_path / "run"
-    run.begin(CONFIG, out)
+    children.begin(out, CONFIG)
     assert children.code(children.start(children.train, out, Trap(2, at="epoch"))) == -signal.SIGKILL
-    assert Rotation(out).load()[1]["epoch"] == 2
+    assert Checkpoints(out).load()[1]["epoch"] == 2
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(whole, stopped, capsys, damage):
     path = stopped / "checkpoint.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes({"empty": b"", "cut": bytes(content[:-1]), "flipped": bytes(content)}[damage])
-    events = list(run.advance(stopped))
+    events = resumed(stopped)
     assert events[0].epoch == 1
     said = capsys.readouterr().err
     assert str(path) in said and "damaged" in said and "going on from the checkpoint before it" in said
@@ -302,31 +370,28 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(whole, stopped, c
 
 def test_a_configuration_that_was_emptied_is_named(stopped):
     (stopped / "config.toml").write_text("\n")
-    with pytest.raises(
-        ValueError, match=r"config.toml is empty; expected the .*; put a copy of it back, or start a new run"
-    ):
-        list(run.advance(stopped))
+    with pytest.raises(ValueError, match=r"config.toml is empty.*copy.*new run"):
+        resumed(stopped)
 
 
 def test_two_damaged_checkpoints_are_an_error(stopped):
     for path in stopped.glob("checkpoint*"):
         path.write_bytes(b"")
-    with pytest.raises(
-        ValueError, match=r"checkpoint.safetensors is cut short or damaged.*previous.safetensors is cut"
-    ):
-        next(run.advance(stopped))
+    with pytest.raises(ValueError, match=r"checkpoint.safetensors .*checkpoint.previous.safetensors "):
+        list(train_run(stopped))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_message_and_the_run_goes_on_later(whole, writes, tmp_path):
     for number in range(2, writes + 1, 7):
         out = tmp_path / f"run{number}"
-        run.begin(CONFIG, out)
+        children.begin(out, CONFIG)
         trap = Trap(number, what="full disk")
         assert children.code(children.start(children.train, out, trap)) == REFUSED
         assert "No space left on device" in message(out)
         assert not list(out.glob(".*"))
         if not (out / "report.json").exists():
-            list(run.advance(out))
+            resumed(out)
         assert_same_run(out, whole)
 
 
@@ -335,22 +400,21 @@ def test_other_data_is_not_taken_for_the_same(tmp_path):
     data.save(tmp_path / "data")
     config = dataclasses.replace(CONFIG, data=Data(str(tmp_path / "data")))
     out = tmp_path / "run"
-    run.begin(config, out)
-    assert children.code(children.start(children.train, out, Trap(1, at="epoch"))) == -signal.SIGKILL
+    assert children.code(children.start(children.train, out, Trap(1, at="epoch"), config)) == -signal.SIGKILL
     features = data.features.copy()
     features[:, 0] += 1
     dataclasses.replace(data, features=features).save(tmp_path / "data", overwrite=True)
-    with pytest.raises(ValueError, match="the data of .* changed since the run began; expected the same lists"):
-        next(run.advance(out))
+    with pytest.raises(ValueError, match="data of .*run changed.*new run"):
+        list(train_run(out))
 
 
-# --- the directory ----------------------------------------------------------------------------------------------------
+# --- the folder ------------------------------------------------------------------------------------------------------
 
 
-def test_the_configuration_is_written_resolved_and_loads_back(whole):
-    assert loads((whole / "config.toml").read_text()) == resolve(CONFIG)
-    with pytest.raises(ValueError, match=r"is finished; there is nothing to resume"):
-        next(run.advance(whole))
+def test_the_configuration_is_written_validated_and_loads_back(whole):
+    assert loads((whole / "config.toml").read_text()) == validate(CONFIG)
+    with pytest.raises(ValueError, match=r"is finished.*resume"):
+        list(train_run(whole))
 
 
 def test_the_report_says_everything(whole):
@@ -368,8 +432,8 @@ def test_the_report_says_everything(whole):
     assert said["versions"]["torch"] == torch.__version__ and said["versions"]["numpy"] == np.__version__
     assert said["machine"]["platform"] and said["machine"]["device"] and said["machine"]["threads"] == 1
     assert said["seconds"] > 0 and "2^y - 1" in said["convention"]
-    assert said["path"]["resident"] is True and said["path"]["graph"] is False
-    assert said["path"]["why_not"]["graph"] == "CUDA graphs need a CUDA device"
+    assert said["execution"]["resident"] is True and said["execution"]["graph"] is False
+    assert "CUDA device" in said["execution"]["why_not"]["graph"]
     assert re.fullmatch(r"[0-9a-f]{40,64}( \(modified\))?", said["commit"] or "0" * 40)  # none without git
 
 
@@ -380,45 +444,45 @@ def test_the_commit_is_that_of_the_checkout_and_says_if_it_was_changed(tmp_path,
             ["git", "-C", tmp_path, *names, *words], check=True, capture_output=True, text=True
         ).stdout
 
-    (tmp_path / "records.py").write_text("1\n")
-    for words in ("init -q", "add records.py", "commit -q -m first"):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "provenance.py").write_text("1\n")
+    for words in ("init -q", "add runs/provenance.py", "commit -q -m first"):
         git(*words.split())
-    monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
-    records._commit.cache_clear()
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "runs" / "provenance.py"))
+    provenance._commit.cache_clear()
     head = git("rev-parse", "HEAD").strip()
-    assert records.versions()["commit"] == head
-    (tmp_path / "records.py").write_text("2\n")
-    assert records.versions()["commit"] == head  # as it was asked first
-    records._commit.cache_clear()
-    assert records.versions()["commit"] == f"{head} (modified)"
-    records._commit.cache_clear()
+    assert provenance.versions()["commit"] == head
+    (tmp_path / "runs" / "provenance.py").write_text("2\n")
+    assert provenance.versions()["commit"] == head  # as it was asked first
+    provenance._commit.cache_clear()
+    assert provenance.versions()["commit"] == f"{head} (modified)"
+    provenance._commit.cache_clear()
 
 
 def test_a_copy_inside_another_repository_does_not_claim_its_commit(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    (tmp_path / "records.py").touch()
-    monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
-    records._commit.cache_clear()
-    assert records.versions()["commit"] is None
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "provenance.py").touch()
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "runs" / "provenance.py"))
+    provenance._commit.cache_clear()
+    assert provenance.versions()["commit"] is None
     monkeypatch.setenv("PATH", "")
-    records._commit.cache_clear()
-    assert records.versions()["commit"] is None
-    records._commit.cache_clear()
+    provenance._commit.cache_clear()
+    assert provenance.versions()["commit"] is None
+    provenance._commit.cache_clear()
 
 
 def test_the_commit_is_that_of_the_beginning(tmp_path, monkeypatch):
-    begun = Config(data=Data("synthetic:tiny"), model=Model(kind="linear"), train=Train(epochs=1, device="cpu"))
-    run.begin(begun, tmp_path / "r")
+    config = Config(data=Data("synthetic:tiny"), model=Model(kind="linear"), train=Train(epochs=1, device="cpu"))
     answers = iter(["first", "second"])
-    monkeypatch.setattr(records, "_commit", functools.cache(lambda: next(answers)))
-    read = run.shared_splits
+    monkeypatch.setattr(provenance, "_commit", functools.cache(lambda: next(answers)))
 
     def and_then_something_is_checked_out(*arguments):
-        assert records.versions()["commit"] == "first"
-        return read(*arguments)
+        assert provenance.versions()["commit"] == "first"
+        return shared_splits(*arguments)
 
-    list(run.advance(tmp_path / "r", read=and_then_something_is_checked_out))
-    assert json.loads((tmp_path / "r" / "report.json").read_text())["commit"] == "first"
+    *_, finished = train_run(tmp_path / "r", config, read=and_then_something_is_checked_out)
+    assert finished.report["commit"] == "first"
 
 
 def test_the_model_is_that_of_the_best_epoch_and_scores_like_the_report(whole, tmp_path):
@@ -426,11 +490,11 @@ def test_the_model_is_that_of_the_best_epoch_and_scores_like_the_report(whole, t
     best = max(lines, key=lambda line: line["metric"])
     assert best["best"] and report(whole)["best_epoch"] == best["epoch"]
     assert report(whole)["metrics"]["vali"]["ndcg@10"]["empty=1"] == best["metric"]
-    opened = run.Run.open(whole)
+    opened = Run.open(whole)
     test = opened.read("synthetic:tiny")
     values = opened.evaluate(test)
     assert summarise(values) == report(whole)["metrics"]["test"]
-    left = kept(whole)
+    left = read_per_query(whole)
     assert left.split == "test" and left.query_ids == test.query_ids.tolist()
     assert list(left.metrics) == list(CONFIG.train.metrics)
     for name, value in values.items():
@@ -439,7 +503,7 @@ def test_the_model_is_that_of_the_best_epoch_and_scores_like_the_report(whole, t
 
 
 def test_a_run_keeps_what_a_report_needs_of_every_query(whole):
-    left, opened = kept(whole), run.Run.open(whole)
+    left, opened = read_per_query(whole), Run.open(whole)
     test = opened.read("synthetic:tiny")
     lists = [test.labels[a:b] for a, b in zip(test.offsets, test.offsets[1:])]
     assert left.documents.tolist() == [len(labels) for labels in lists]
@@ -451,7 +515,7 @@ def test_a_run_keeps_what_a_report_needs_of_every_query(whole):
     assert set(report(whole)["metrics"]["test"]) == set(CONFIG.train.metrics)
 
 
-def test_the_last_epoch_is_not_the_best_and_is_not_kept(tmp_path):
+def test_the_last_epoch_is_not_the_best_and_is_not_read_per_query(tmp_path):
     config = dataclasses.replace(
         CONFIG, optimiser=Optimiser(lr=0.05), train=dataclasses.replace(CONFIG.train, epochs=8, seed=2)
     )
@@ -459,13 +523,16 @@ def test_the_last_epoch_is_not_the_best_and_is_not_kept(tmp_path):
     best = max(epochs, key=lambda e: e.metric)
     assert best.epoch < 8
     last = {
-        name.removeprefix("model."): t for name, t in Rotation(tmp_path / "run").load()[0].items() if "model." in name
+        name.removeprefix("model."): t
+        for name, t in Checkpoints(tmp_path / "run").load()[0].items()
+        if "model." in name
     }
     kept = {name.removeprefix("model."): t for name, t in weights(tmp_path / "run").items() if "model." in name}
     assert any(not torch.equal(kept[name], last[name]) for name in kept)
     assert report(tmp_path / "run")["metrics"]["vali"]["ndcg@10"]["empty=1"] == best.metric
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_a_run_even_if_it_is_killed_right_then(tmp_path):
     config = dataclasses.replace(
         CONFIG, optimiser=Optimiser(lr=0.05), train=dataclasses.replace(CONFIG.train, epochs=50, patience=2)
@@ -474,19 +541,18 @@ def test_early_stopping_ends_a_run_even_if_it_is_killed_right_then(tmp_path):
     assert len(epochs) < 50 and epochs[-1].stop
     assert epochs[-1].epoch == report(tmp_path / "run")["best_epoch"] + 2
     out = tmp_path / "killed"
-    run.begin(config, out)
-    assert children.code(children.start(children.train, out, Trap(len(epochs), at="epoch"))) == -signal.SIGKILL
-    assert list(run.advance(out)) == []
+    assert children.code(children.start(children.train, out, Trap(len(epochs), at="epoch"), config)) == -signal.SIGKILL
+    assert resumed(out) == []
     assert_same_run(out, tmp_path / "run")
 
 
-def test_begin_touches_nothing_that_exists(tmp_path):
+def test_a_new_run_touches_nothing_that_exists(tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "thing").write_text("mine")
     for name in ("file", "folder"):
-        with pytest.raises(ValueError, match=f"{name} exists already; expected a new folder; choose another --out"):
-            run.begin(CONFIG, tmp_path / name)
+        with pytest.raises(ValueError, match=f"{name} exists already.*--out.*--resume"):
+            trained(tmp_path / name)
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["thing"]
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".config.toml.writing").write_text("half")  # killed in its first moment
@@ -494,36 +560,36 @@ def test_begin_touches_nothing_that_exists(tmp_path):
     assert not list((tmp_path / "empty").glob(".*"))
 
 
-def test_begin_refuses_what_cannot_run_and_leaves_nothing(tmp_path):
+def test_a_new_run_refuses_what_cannot_be_trained_and_leaves_nothing(tmp_path):
     for config in (
         dataclasses.replace(CONFIG, data=Data(str(tmp_path / "nowhere"))),
         dataclasses.replace(CONFIG, data=Data("synthetic:huge")),
         dataclasses.replace(CONFIG, loss=Loss("neural_ndgc")),
     ):
         with pytest.raises(ValueError, match="nowhere|huge|neural_ndgc"):
-            run.begin(config, tmp_path / "run")
+            trained(tmp_path / "run", config)
         assert not (tmp_path / "run").exists()
 
 
 def test_what_is_no_run_is_said_to_be_none(tmp_path):
     with pytest.raises(ValueError, match="is not a run: it has no config.toml"):
-        next(run.advance(tmp_path))
+        list(train_run(tmp_path))
     with pytest.raises(ValueError, match="is not a run: it has no model.safetensors"):
-        run.Run.open(tmp_path)
-    run.begin(CONFIG, tmp_path / "run")
+        Run.open(tmp_path)
+    children.begin(tmp_path / "run", CONFIG)
     with pytest.raises(ValueError, match="has not finished: it has no model.safetensors"):
-        run.Run.open(tmp_path / "run")
+        Run.open(tmp_path / "run")
     (tmp_path / "run" / "config.toml").write_text("[trian]")
     with pytest.raises(ValueError, match=r"config.toml: unknown key 'trian'"):
-        next(run.advance(tmp_path / "run"))
+        list(train_run(tmp_path / "run"))
 
 
 def test_a_run_goes_on_from_another_folder(tmp_path, monkeypatch):
     synthetic("tiny", "train").save(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
-    run.begin(dataclasses.replace(CONFIG, data=Data("data")), tmp_path / "run")
+    children.begin(tmp_path / "run", dataclasses.replace(CONFIG, data=Data("data")))
     monkeypatch.chdir("/")
-    assert len(list(run.advance(tmp_path / "run"))) > 0
+    assert len(resumed(tmp_path / "run")) > 0
     assert report(tmp_path / "run")["data"] == str(tmp_path / "data")
 
 
@@ -533,8 +599,8 @@ def test_a_changed_configuration_does_not_fit_the_model(whole, tmp_path):
     for name in ("model.safetensors", "config.toml"):
         (folder / name).write_bytes((whole / name).read_bytes())
     (folder / "config.toml").write_text((whole / "config.toml").read_text().replace("hidden = [6]", "hidden = [7]"))
-    with pytest.raises(ValueError, match=r"model.safetensors does not fit \[model\] of .*config.toml"):
-        run.Run.open(folder)
+    with pytest.raises(ValueError, match=r"model.safetensors do not fit \[model\]"):
+        Run.open(folder)
 
 
 def test_nothing_in_the_library_loads_a_pickle():
@@ -547,7 +613,7 @@ def test_nothing_in_the_library_loads_a_pickle():
 
 
 def test_history_and_report_are_strict_json(tmp_path):
-    """Where no list teaches there is no loss, and where all are empty no mean without them: null, not NaN."""
+    """Where no list counts there is no loss, and where all are empty no mean without them: null, not NaN."""
     data = RankingDataset(np.random.default_rng(0).normal(size=(8, 3)), np.zeros(8), [0, 2, 4, 6, 8], [1, 2, 3, 4])
     data.save(tmp_path / "data")
     out = tmp_path / "run"
@@ -561,14 +627,15 @@ def test_history_and_report_are_strict_json(tmp_path):
 # --- what is trained --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_trains(loss, tmp_path):
     config = dataclasses.replace(CONFIG, loss=Loss(loss), train=dataclasses.replace(CONFIG.train, epochs=2))
     epochs = trained(tmp_path / "run", config)
     assert len(epochs) == 2 and all(math.isfinite(e.loss) and e.skipped == 0 for e in epochs)
-    opened = run.Run.open(tmp_path / "run")
+    opened = Run.open(tmp_path / "run")
     assert summarise(opened.evaluate(opened.read("synthetic:tiny"))) == report(tmp_path / "run")["metrics"]["test"]
-    assert opened.model.output.out_features == (4 if loss == "ordinal" else 1)
+    assert opened.ranker.model.output.out_features == (4 if loss == "ordinal" else 1)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
@@ -610,16 +677,16 @@ def test_without_a_validation_split_a_part_of_train_is_held_out(tmp_path):
     trained(tmp_path / "run", dataclasses.replace(CONFIG, data=data))
     counts = {split: counts["queries"] for split, counts in report(tmp_path / "run")["splits"].items()}
     assert counts == {"train": 21, "vali": 9}
-    assert kept(tmp_path / "run").split == "vali"
+    assert read_per_query(tmp_path / "run").split == "vali"
     for share, expected in ((0.01, {"train": 1, "vali": 1}), (0.99, {"train": 1, "vali": 1})):
         out = tmp_path / f"two{share}"
         synthetic("tiny", "train").select([0, 1]).save(tmp_path / f"data{share}")
         trained(out, dataclasses.replace(CONFIG, data=Data(str(tmp_path / f"data{share}"), validation=share)))
         assert {split: counts["queries"] for split, counts in report(out)["splits"].items()} == expected
     synthetic("tiny", "train").select([0]).save(tmp_path / "single")
-    run.begin(dataclasses.replace(CONFIG, data=Data(str(tmp_path / "single"))), tmp_path / "single_run")
-    with pytest.raises(ValueError, match="has one query; expected at least two"):
-        next(run.advance(tmp_path / "single_run"))
+    with pytest.raises(ValueError, match="one query.*at least two"):
+        trained(tmp_path / "single_run", dataclasses.replace(CONFIG, data=Data(str(tmp_path / "single"))))
+    assert not (tmp_path / "single_run").exists()  # the same command can be given again
 
 
 def test_query_weights_are_part_of_the_data(tmp_path):
@@ -631,15 +698,11 @@ def test_query_weights_are_part_of_the_data(tmp_path):
     assert any(not torch.equal(plain[name], t) for name, t in weights(tmp_path / "plain").items())
 
 
-def broken_score(model, inputs, output):
-    return torch.where(output == output[0, 0], math.nan, output)
-
-
 def test_a_run_that_meets_nan_stops_with_names_or_counts(tmp_path, monkeypatch):
-    original = run.make_model
+    original = ranker.make_model
 
-    def make_model(*arguments):
-        model = original(*arguments)
+    def make_model(*arguments, **options):
+        model = original(*arguments, **options)
         model.count = 0
 
         def spoil(module, inputs, output):
@@ -652,11 +715,10 @@ def test_a_run_that_meets_nan_stops_with_names_or_counts(tmp_path, monkeypatch):
         model.register_forward_hook(spoil)
         return model
 
-    monkeypatch.setattr(run, "make_model", make_model)
-    run.begin(CONFIG, tmp_path / "stop")
-    with pytest.raises(NonFiniteError, match=r"of step 2 in epoch 2 was not finite .* look at query \d+, "):
-        list(run.advance(tmp_path / "stop"))
-    assert Rotation(tmp_path / "stop").load()[1]["epoch"] == 1
+    monkeypatch.setattr(ranker, "make_model", make_model)
+    with pytest.raises(NonFiniteError, match=r"step 2 in epoch 2 .*not finite.* query \d+, "):
+        trained(tmp_path / "stop")
+    assert Checkpoints(tmp_path / "stop").load()[1]["epoch"] == 1
     skip = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, nonfinite="skip"))
     trained(tmp_path / "skip", skip)
     assert [line["skipped"] for line in history(tmp_path / "skip")] == [0, 1, 0]
@@ -692,8 +754,7 @@ def test_selecting_the_last_epoch_keeps_its_weights_whatever_validation_says(tmp
         optimiser=Optimiser(lr=0.1, schedule="constant"),
         train=Train(epochs=6, batch_size=8, select="last", threads=1, device="cpu"),
     )
-    run.begin(config, tmp_path / "last")
-    epochs = [event for event in run.advance(tmp_path / "last") if isinstance(event, Epoch)]
+    epochs = trained(tmp_path / "last", config)
     said = json.loads((tmp_path / "last" / "report.json").read_text())
     kept_value, best = said["metrics"]["vali"]["ndcg@10"]["empty=1"], max(epoch.metric for epoch in epochs)
     assert epochs[-1].metric < best, "the case needs a last epoch that is not the best"
@@ -703,5 +764,5 @@ def test_selecting_the_last_epoch_keeps_its_weights_whatever_validation_says(tmp
 
 
 def test_early_stopping_does_not_go_with_the_last_epoch(tmp_path):
-    with pytest.raises(ValueError, match="leave patience out, or select the best"):
-        run.begin(Config(train=Train(select="last", patience=3)), tmp_path / "r")
+    with pytest.raises(ValueError, match="patience.*select the best"):
+        trained(tmp_path / "r", Config(train=Train(select="last", patience=3)))

@@ -14,23 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from distributed_cases import CONFIG, OnOne
 
 import children
-from children import INTERRUPTED, REFUSED, Trap
+from children import INTERRUPTED, LEFT, REFUSED, Trap
 from rankgrad.data.synthetic import synthetic
-from rankgrad.files import Rotation, load_tensors
-from rankgrad.runs import run
-from rankgrad.runs.folder import kept
-from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train
+from rankgrad.errors import OtherProcessError
+from rankgrad.files import load_tensors
+from rankgrad.runs.folder import Checkpoints, read_per_query
+from rankgrad.runs.run import train_run
+from rankgrad.training import distributed
+from rankgrad.training.config import Data, Loss
 
-# 30 queries in batches of 7: the last batch has two. No dropout, because processes draw their own.
-CONFIG = Config(
-    data=Data("synthetic:tiny", list_size=12),
-    model=Model(kind="transformer", width=8, layers=1, feedforward=8, dropout=0.0),
-    loss=Loss("neural_ndcg@5"),
-    optimiser=Optimiser(lr=0.01, clip=1.0),
-    train=Train(epochs=3, batch_size=7, threads=1, device="cpu"),
-)
+pytestmark = pytest.mark.slow  # each starts processes
 
 
 def with_train(config=CONFIG, **changes):
@@ -38,25 +34,12 @@ def with_train(config=CONFIG, **changes):
 
 
 def alone(out, config=CONFIG):
-    run.begin(config, out)
-    list(run.advance(out))
+    list(train_run(out, config))
     return out
 
 
-class OnOne(Trap):
-    """A trap in one process alone."""
-
-    def __init__(self, rank, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.rank = str(rank)
-
-    def spring(self):
-        if os.environ["RANK"] == self.rank:
-            super().spring()
-
-
 def together(out, config=CONFIG, world=2, trap=None, expected=0):
-    """Train with several processes that all call begin and advance; their exit codes must be as expected."""
+    """Train with several processes that all call train_run; their exit codes must be as expected."""
     group = children.group(children.train, world, out, trap, config)
     codes = [children.code(process) for process in group]
     assert codes == (expected if isinstance(expected, list) else [expected] * world), messages(out)
@@ -84,7 +67,7 @@ def assert_alike(out, single):
         for name, rules in metrics.items():
             assert report(out)["metrics"][split][name] == pytest.approx(rules, abs=1e-9)
     assert report(out)["splits"] == report(single)["splits"]
-    own, expected = kept(out), kept(single)
+    own, expected = read_per_query(out), read_per_query(single)
     assert own.query_ids == expected.query_ids
     for name, value in expected.metrics.items():
         np.testing.assert_allclose(own.metrics[name], value, atol=1e-9)
@@ -120,14 +103,18 @@ def test_query_weights_and_a_held_out_part_are_the_same_everywhere(tmp_path):
 
 
 def on_its_own_machine(out, config):
-    """As if no folder were shared: the second process is told of another one."""
+    """As if no folder were shared: the run's folder leads the second process elsewhere."""
     rank = os.environ["RANK"]
     os.environ |= {"GROUP_RANK": rank, "LOCAL_RANK": "0"}
     own = out if rank == "0" else out.with_name("elsewhere") / "run"
     if rank == "1":
+        from rankgrad.runs import run
+
+        received = run._received
+        run._received = lambda content: received(content)._replace(folder=own)
         (own / ".scaled-1" / "train").mkdir(parents=True)  # left by a run that was killed while it read
         (own / ".scaled-1" / "train" / "manifest.json").touch()
-    children.train(own, None, config)
+    children.train(out, None, config)
 
 
 def test_machines_need_not_share_the_run_s_folder_and_only_the_first_keeps_anything(single, tmp_path):
@@ -144,14 +131,13 @@ def test_only_the_first_process_writes(single, tmp_path):
 
 def test_a_run_is_resumed_by_any_number_of_processes(single, tmp_path):
     one = tmp_path / "one"
-    run.begin(CONFIG, one)
-    assert children.code(children.start(children.train, one, Trap(7, at="step", what="SIGTERM"))) == INTERRUPTED
+    assert children.code(children.start(children.train, one, Trap(7, at="step", what="SIGTERM"), CONFIG)) == INTERRUPTED
     (one / ".scaled-7").mkdir()  # left by processes that were killed while they read
     together(one, config=None)
     assert_alike(one, single)
     two = together(tmp_path / "two", trap=Trap(7, at="step", what="SIGTERM"), expected=INTERRUPTED)
-    assert Rotation(two).load()[1]["step"] == 3
-    list(run.advance(two))
+    assert Checkpoints(two).load()[1]["step"] == 3
+    list(train_run(two))
     assert_alike(two, single)
 
 
@@ -161,9 +147,9 @@ def test_a_run_is_resumed_by_any_number_of_processes(single, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_process_stops_them_all_at_the_same_step(single, tmp_path, rank):
     out = together(tmp_path / "run", trap=OnOne(rank, 3, at="step", what="SIGTERM"), expected=INTERRUPTED)
-    assert all("stopped in epoch 1 and saved; go on with: rankgrad train --resume" in m for m in messages(out))
-    assert Rotation(out).load()[1]["step"] == 4
-    list(run.advance(out))
+    assert all("epoch 1 " in m and f"rankgrad train --resume {out}" in m for m in messages(out))
+    assert Checkpoints(out).load()[1]["step"] == 4
+    list(train_run(out))
     assert_alike(out, single)
 
 
@@ -174,28 +160,28 @@ def test_a_process_that_dies_ends_the_run_with_a_message_and_a_checkpoint(single
     out = together(tmp_path / "run", trap=OnOne(1, 7, at="step", what=what), expected=[INTERRUPTED, died])
     assert time.monotonic() - began < 20
     (said,) = messages(out)
-    assert "another process of the run ended" in said and "go on with: rankgrad train --resume" in said
-    facts = Rotation(out).load()[1]
+    assert "another process" in said and f"rankgrad train --resume {out}" in said
+    facts = Checkpoints(out).load()[1]
     assert (facts["epoch"], facts["step"]) == (1, 2)  # not even the epoch's first steps are lost
-    list(run.advance(out))
+    list(train_run(out))
     assert_alike(out, single)
 
 
 def test_the_first_process_may_die_too(single, tmp_path):
     out = together(tmp_path / "run", trap=OnOne(0, 7, at="step", what="exit"), expected=[1, INTERRUPTED])
-    assert Rotation(out).load()[1]["epoch"] == 1
+    assert Checkpoints(out).load()[1]["epoch"] == 1
     together(out, config=None)
     assert_alike(out, single)
 
 
 def spoil_one_list():
     """NaN scores in one list, which one process has."""
-    from rankgrad.runs import run
+    from rankgrad import ranker
 
-    original = run.make_model
+    original = ranker.make_model
 
-    def make_model(*arguments):
-        model = original(*arguments)
+    def make_model(*arguments, **options):
+        model = original(*arguments, **options)
         model.steps = 0
 
         def spoil(module, inputs, output):
@@ -210,46 +196,60 @@ def spoil_one_list():
         model.register_forward_hook(spoil)
         return model
 
-    run.make_model = make_model
+    ranker.make_model = make_model
 
 
 def test_a_bad_list_of_one_process_is_refused_by_all_and_named_by_all(tmp_path):
     out = together(tmp_path / "stop", trap=spoil_one_list, expected=REFUSED)
     one, other = messages(out)
-    assert one == other and "of step 2 in epoch 1 was not finite" in one
+    assert one == other and "step 2 in epoch 1 " in one and "not finite" in one
     from rankgrad.data.batches import batches
 
     data = synthetic("tiny", "train")
     step = list(batches(data, 7, list_size=12, rank=1, world=2))[1]
-    assert f"look at query {data.query_ids[step.queries[0]]}, lower" in one
+    assert f"query {data.query_ids[step.queries[0]]}, " in one and "queries" not in one
     out = together(tmp_path / "skip", with_train(nonfinite="skip"), trap=spoil_one_list)
     assert [line["skipped"] for line in history(out)] == [1, 0, 0]
     assert all(t.isfinite().all() for name, t in load_tensors(out / "model.safetensors")[0].items() if "model." in name)
 
 
-def test_a_mistake_is_said_once_by_the_first_process(single):
+def test_a_mistake_is_reported_once_by_the_first_process_and_the_others_leave(single):
     group = children.group(children.train, 2, single)  # a finished run
-    assert children.code(group[0]) == REFUSED
-    assert messages(single) == [f"the run {single} is finished; there is nothing to resume"]
-    time.sleep(0.2)
-    assert group[1].is_alive()  # waits for the first; torchrun ends it
-    group[1].terminate()
-    assert children.code(group[1]) == -signal.SIGTERM
+    assert [children.code(process) for process in group] == [REFUSED, LEFT]
+    (said,) = messages(single)
+    assert str(single) in said and "finished" in said
     Path(f"{single}.message-0").unlink()
 
 
-class Wait(Trap):
-    """Stand still at a step until a signal comes."""
+def refused_reading():
+    """Data that no process can read."""
+    from rankgrad.training import data
 
-    def __init__(self, number, seen):
-        super().__init__(number, at="step")
-        self.seen = seen
+    def read(*_, **__):
+        raise ValueError("no such lists")
 
-    def spring(self):
-        Path(self.seen).touch()
-        signals = signal.getsignal(signal.SIGTERM).__self__
-        while not signals.received:
-            time.sleep(0.05)
+    data.read_splits = read
+
+
+def test_a_new_run_that_fails_before_it_learned_anything_leaves_no_folder(tmp_path):
+    group = children.group(children.train, 2, tmp_path / "run", refused_reading, CONFIG)
+    assert children.code(group[0]) == REFUSED and children.code(group[1]) in (REFUSED, INTERRUPTED)
+    assert "no such lists" in messages(tmp_path / "run")[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_the_first_process_makes_is_sent_and_a_failure_lets_the_others_leave(monkeypatch):
+    sent = []
+    monkeypatch.setattr(distributed, "broadcast_bytes", lambda content: sent.append(content) or b"7")
+    assert distributed.from_first(lambda: 5, lambda n: str(n).encode(), int) == 5 and sent == [b"5"]
+    with pytest.raises(ValueError, match="mine"):
+        distributed.from_first(lambda: int("mine"), bytes, int)
+    assert sent == [b"5", b""]
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    assert distributed.from_first(lambda: 5, bytes, int) == 7
+    monkeypatch.setattr(distributed, "broadcast_bytes", lambda content: b"")
+    with pytest.raises(OtherProcessError):
+        distributed.from_first(lambda: 5, bytes, int)
 
 
 # --- torchrun itself --------------------------------------------------------------------------------------------------
@@ -258,10 +258,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path[:0] = {path}
-import test_distributed, children
-from children import Trap
-from test_distributed import OnOne, Wait
-children.train(Path({out!r}), {trap}, test_distributed.CONFIG)
+import children
+from distributed_cases import CONFIG, OnOne, Wait
+children.train(Path({out!r}), {trap}, CONFIG)
 """
 
 
@@ -287,7 +286,7 @@ def torchrun(out, trap="None"):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_torchrun_trains_the_run_of_one_and_leaves_in_peace(single, tmp_path):
+def test_torchrun_trains_the_run_of_one(single, tmp_path):
     process = torchrun(tmp_path / "run")
     said = process.communicate(timeout=120)[0]
     assert process.returncode == 0, said
@@ -299,8 +298,8 @@ def test_torchrun_that_loses_a_process(single, tmp_path):
     process = torchrun(out, "OnOne(1, 7, at='step', what='exit')")
     said = process.communicate(timeout=120)[0]
     assert process.returncode == 1 and "rank      : 1" in said
-    assert "another process of the run ended" in messages(out)[0]
-    list(run.advance(out))
+    assert "another process" in messages(out)[0]
+    list(train_run(out))
     assert_alike(out, single)
 
 
@@ -313,6 +312,6 @@ def test_torchrun_told_to_stop(single, tmp_path):
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[0]
     assert process.returncode != 0
-    assert all("stopped in epoch 1 and saved" in m for m in messages(out)) and len(messages(out)) == 2, said
-    list(run.advance(out))
+    assert all("epoch 1 " in m and "--resume" in m for m in messages(out)) and len(messages(out)) == 2, said
+    list(train_run(out))
     assert_alike(out, single)

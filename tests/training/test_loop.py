@@ -4,69 +4,23 @@ import contextlib
 import copy
 import math
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from training_cases import CONFIG, CPU, TRAIN, VALI, new_state, run, same, stops_at, with_
 
+from rankgrad.data.batches import batches
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.scaling import fit_scaling
-from rankgrad.data.synthetic import synthetic
+from rankgrad.errors import NonFiniteError
 from rankgrad.losses import LOSSES
-from rankgrad.training.build import make_model, make_objective
-from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train
-from rankgrad.training.data import scaled
+from rankgrad.training.build import make_objective
+from rankgrad.training.config import Model, Optimiser
 from rankgrad.training.evaluate import evaluate, mean
-from rankgrad.training.loop import (
-    Epoch,
-    Learner,
-    NonFiniteError,
-    Progress,
-    Step,
-    finished,
-    learning_rate,
-    make_optimiser,
-    train,
-)
+from rankgrad.training.loop import Epoch, Step, train
+from rankgrad.training.state import Progress, finished, learning_rate
 from rankgrad.training.step import Objective
-
-CPU = torch.device("cpu")
-SCALING = fit_scaling(synthetic("tiny", "train"), "standard")
-TRAIN, VALI = (scaled(synthetic("tiny", split), SCALING) for split in ("train", "vali"))
-CONFIG = Config(
-    data=Data("synthetic:tiny"),
-    model=Model(kind="mlp", hidden=(8,), dropout=0.1),
-    loss=Loss("softmax"),
-    optimiser=Optimiser(lr=0.01),
-    train=Train(epochs=2, batch_size=8, device="cpu", threads=1),
-)
-
-
-def with_(config=CONFIG, **changes):
-    """A configuration with other values: with_(train_epochs=3)."""
-    for key, value in changes.items():
-        section, name = key.split("_", 1)
-        config = replace(config, **{section: replace(getattr(config, section), **{name: value})})
-    return config
-
-
-def learner_of(config, seed=0):
-    torch.manual_seed(seed)
-    model = make_model(config.model, 136, 1, config.loss.name)
-    return Learner(model, make_optimiser(model, config.optimiser))
-
-
-def run(config, train_set=TRAIN, vali_set=VALI, learner=None, stop=lambda: False):
-    learner = learner or learner_of(config)
-    events = list(train(learner, make_objective(config), train_set, vali_set, config, CPU, stop=stop))
-    return learner, [event for event in events if isinstance(event, Epoch)], events
-
-
-def same(one, other):
-    assert one.keys() == other.keys()
-    return all(torch.equal(one[name], other[name]) for name in one)
-
 
 # --- a step is what the formula says ----------------------------------------------------------------------------------
 
@@ -80,13 +34,11 @@ def test_steps_are_those_of_a_plain_torch_loop(name):
         optimiser_weight_decay=0.1,
         optimiser_clip=0.05,
     )
-    learner = learner_of(config)
-    model = copy.deepcopy(learner.model)
+    state = new_state(config)
+    model = copy.deepcopy(state.model)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
     optimiser = kind(model.parameters(), lr=0.01, weight_decay=0.1)
-    _, epochs, _ = run(config, learner=learner)
-    from rankgrad.data.batches import batches
-
+    _, epochs, _ = run(config, state=state)
     sums = []
     for epoch in range(2):
         total = count = 0.0
@@ -97,10 +49,10 @@ def test_steps_are_those_of_a_plain_torch_loop(name):
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             assert norm > 0.05  # clipping clips
             optimiser.step()
-            teaching = (batch.labels * batch.mask).amax(1).gt(0).sum().item()
-            total, count = total + loss.item() * teaching, count + teaching
+            counted = (batch.labels * batch.mask).amax(1).gt(0).sum().item()
+            total, count = total + loss.item() * counted, count + counted
         sums.append(total / count)
-    for own, plain in zip(learner.model.parameters(), model.parameters()):
+    for own, plain in zip(state.model.parameters(), model.parameters()):
         torch.testing.assert_close(own, plain, atol=1e-6, rtol=1e-5)
     assert [e.loss for e in epochs] == pytest.approx(sums, abs=1e-6)
 
@@ -138,20 +90,20 @@ def test_weights_scale_out():
 
 def test_a_seed_gives_one_result_and_another_seed_another():
     caller = torch.get_rng_state()
-    one, _, _ = run(CONFIG, learner=learner_of(CONFIG))
+    one, _, _ = run(CONFIG, state=new_state(CONFIG))
     torch.manual_seed(99)
-    state = torch.get_rng_state()
-    start = learner_of(CONFIG)
-    torch.set_rng_state(state)
-    other, _, _ = run(CONFIG, learner=start)
-    assert torch.equal(torch.get_rng_state(), state)  # the caller's random numbers are left alone
+    random = torch.get_rng_state()
+    start = new_state(CONFIG)
+    torch.set_rng_state(random)
+    other, _, _ = run(CONFIG, state=start)
+    assert torch.equal(torch.get_rng_state(), random)  # the caller's random numbers are left alone
     assert same(one.model.state_dict(), other.model.state_dict())
     third, _, _ = run(with_(train_seed=1))
     assert not same(one.model.state_dict(), third.model.state_dict())
     torch.set_rng_state(caller)
 
 
-def test_lists_that_cannot_teach_change_neither_loss_nor_gradient():
+def test_lists_that_do_not_count_change_neither_loss_nor_gradient():
     empty = RankingDataset(TRAIN.features[:6], np.zeros(6), [0, 3, 6], [901, 902])
     config = with_(loss_name="neural_ndcg", train_batch_size=64, model_dropout=0.0, train_epochs=3)
     one, with_empty, _ = run(config, RankingDataset.concatenate([TRAIN, empty]))
@@ -172,82 +124,82 @@ def poisoned(query, value=np.nan, data=TRAIN):
     return replace(data, features=features)
 
 
-def state_of(learner):
-    return {name: tensor.clone() for name, tensor in learner.tensors().items() if not name.startswith("best.")}
+def tensors_of(state):
+    return {name: tensor.clone() for name, tensor in state.tensors().items() if not name.startswith("best.")}
 
 
-@pytest.mark.parametrize("query", [24, "cannot teach"])
+@pytest.mark.parametrize("query", [24, "does not count"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("loss", ["softmax", "neural_ndcg", "lambdarank"])
 def test_a_bad_list_stops_the_run_and_is_named_and_never_learned(query, value, loss):
-    if query == "cannot teach":
+    if query == "does not count":
         query = int(np.argmax(np.maximum.reduceat(TRAIN.labels, TRAIN.offsets[:-1]) == 0))
     config = with_(loss_name=loss)
-    learner = learner_of(config)
-    clean = learner_of(config)
+    state = new_state(config)
+    clean = new_state(config)
     good = train(clean, make_objective(config), TRAIN, VALI, config, CPU)
-    bad = train(learner, make_objective(config), poisoned(query, value), VALI, config, CPU)
+    bad = train(state, make_objective(config), poisoned(query, value), VALI, config, CPU)
     with pytest.raises(NonFiniteError) as caught:
         all(next(good) for _ in bad)  # step by step beside each other
     named = f"look at query {TRAIN.query_ids[query]}, "
     assert named in str(caught.value)
-    assert f"of step {learner.progress.step} in epoch 1 was not finite and the step was refused" in str(caught.value)
-    assert learner.progress.step > 1
-    done, expected = state_of(learner), state_of(clean)  # as after the last good step
+    assert f"of step {state.progress.step} in epoch 1 was not finite and the step was refused" in str(caught.value)
+    assert state.progress.step > 1
+    done, expected = tensors_of(state), tensors_of(clean)  # as after the last good step
     for name, tensor in expected.items():
         assert torch.equal(done[name], tensor)
 
 
 def test_a_skipped_step_is_counted_and_changes_nothing():
     config = with_(train_nonfinite="skip", train_epochs=3)
-    learner = learner_of(config)
-    before, skips = state_of(learner), 0
+    state = new_state(config)
+    before, skips = tensors_of(state), 0
     bad = poisoned(3)
-    for event in train(learner, make_objective(config), bad, VALI, config, CPU):
-        after = state_of(learner)
+    for event in train(state, make_objective(config), bad, VALI, config, CPU):
+        after = tensors_of(state)
         assert all(tensor.isfinite().all() for tensor in after.values())
         if isinstance(event, Step):
-            if learner.progress.skipped > skips:
+            if state.progress.skipped > skips:
                 for name, tensor in before.items():
                     assert torch.equal(after[name], tensor)
             else:
                 assert not torch.equal(after["model.output.weight"], before.get("model.output.weight"))
-            skips = learner.progress.skipped
+            skips = state.progress.skipped
         else:
             assert event.skipped == 1 and math.isfinite(event.loss)
             skips = 0
         before = after
-    assert learner.progress.epoch == 3
+    assert state.progress.epoch == 3
 
 
 def test_a_gradient_that_is_not_finite_is_refused_though_the_loss_is():
     config = with_(train_nonfinite="skip", train_epochs=1)
-    learner = learner_of(config)
-    before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
-    learner.model.output.weight.register_hook(lambda gradient: gradient * math.inf)
-    _, (epoch,), events = run(config, learner=learner)
+    state = new_state(config)
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    state.model.output.weight.register_hook(lambda gradient: gradient * math.inf)
+    _, (epoch,), events = run(config, state=state)
     assert epoch.skipped == len(events) - 1 and math.isnan(epoch.loss)
-    assert same(learner.model.state_dict(), before)
+    assert same(state.model.state_dict(), before)
     with pytest.raises(NonFiniteError) as caught:  # no list did it alone: all of the step are named
-        run(with_(train_epochs=2), learner=learner)
+        run(with_(train_epochs=2), state=state)
     assert str(caught.value).count(", ") >= 8
 
 
 def test_a_loss_that_is_not_finite_is_refused_though_the_gradient_is():
     config = with_(train_epochs=1)
-    learner, objective = learner_of(config), make_objective(config)
-    before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
-    spoilt = Objective(lambda *given: objective.values(*given) + math.inf, objective.teaches)
+    state, objective = new_state(config), make_objective(config)
+    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    spoilt = Objective(lambda *given: objective.values(*given) + math.inf, objective.counts)
     with pytest.raises(NonFiniteError, match="step 1 in epoch 1"):
-        list(train(learner, spoilt, TRAIN, VALI, config, CPU))
-    assert same(learner.model.state_dict(), before)
+        list(train(state, spoilt, TRAIN, VALI, config, CPU))
+    assert same(state.model.state_dict(), before)
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_refusing_works_with_and_without_clipping(clip):
-    learner, epochs, _ = run(with_(train_nonfinite="skip", optimiser_clip=clip), poisoned(3))
+    state, epochs, _ = run(with_(train_nonfinite="skip", optimiser_clip=clip), poisoned(3))
     assert [e.skipped for e in epochs] == [1, 1]
-    assert all(tensor.isfinite().all() for tensor in learner.tensors().values())
+    assert all(tensor.isfinite().all() for tensor in state.tensors().values())
 
 
 # --- rates ------------------------------------------------------------------------------------------------------------
@@ -273,9 +225,9 @@ def test_schedules():
 
 def test_the_rate_reaches_the_optimiser_and_the_history():
     config = with_(train_epochs=3, optimiser_milestones=(2,), optimiser_gamma=0.5)
-    learner, epochs, _ = run(config)
+    state, epochs, _ = run(config)
     assert [e.lr for e in epochs] == [0.01, 0.01, 0.005]
-    assert learner.optimiser.param_groups[0]["lr"] == 0.005
+    assert state.optimiser.param_groups[0]["lr"] == 0.005
 
 
 def stuck(config, **changes):
@@ -298,29 +250,29 @@ def test_a_plateau_lowers_the_rate_and_a_better_metric_starts_the_count_again():
 
 
 def test_patience_stops_a_run_that_gets_no_better():
-    learner, epochs, _ = stuck(CONFIG, train_patience=2, train_epochs=9)
+    state, epochs, _ = stuck(CONFIG, train_patience=2, train_epochs=9)
     assert [(e.epoch, e.best, e.stop) for e in epochs] == [(1, True, False), (2, False, False), (3, False, True)]
-    assert finished(learner.progress, with_(train_patience=2, train_epochs=9).train)
-    _, more, _ = run(with_(train_patience=2, train_epochs=9), learner=learner)
+    assert finished(state.progress, with_(train_patience=2, train_epochs=9).train)
+    _, more, _ = run(with_(train_patience=2, train_epochs=9), state=state)
     assert more == []  # resumed after its end, it has nothing left to do
 
 
 def test_the_best_weights_are_those_of_the_best_epoch():
     config = with_(train_epochs=6)
-    learner = learner_of(config)
-    events = train(learner, make_objective(config), TRAIN, VALI, config, CPU)
-    kept = [(e.metric, copy.deepcopy(learner.model.state_dict())) for e in events if isinstance(e, Epoch)]
+    state = new_state(config)
+    events = train(state, make_objective(config), TRAIN, VALI, config, CPU)
+    kept = [(e.metric, copy.deepcopy(state.model.state_dict())) for e in events if isinstance(e, Epoch)]
     best = int(np.argmax([metric for metric, _ in kept]))
     assert best < 5  # the last is not the best here
-    assert learner.progress.best_epoch == best + 1 and learner.progress.best == kept[best][0]
-    assert same(learner.best, kept[best][1])
+    assert state.progress.best_epoch == best + 1 and state.progress.best == kept[best][0]
+    assert same(state.best, kept[best][1])
 
 
 def test_the_metric_is_measured_without_dropout_on_the_validation_split():
-    learner, epochs, _ = run(with_(model_dropout=0.9, train_epochs=1))
-    values = evaluate(learner.model, VALI, ["ndcg@10"], device=CPU)["ndcg@10"]
+    state, epochs, _ = run(with_(model_dropout=0.9, train_epochs=1))
+    values = evaluate(state.model, VALI, ["ndcg@10"], device=CPU)["ndcg@10"]
     assert epochs[0].metric == mean(values, 1.0)
-    assert learner.model.training
+    assert state.model.training
 
 
 def test_events_count_steps_and_epochs():
@@ -328,12 +280,6 @@ def test_events_count_steps_and_epochs():
     steps = [(e.epoch, e.step, e.steps) for e in events if isinstance(e, Step)]
     assert steps == [(epoch, step, 4) for epoch in (0, 1) for step in (1, 2, 3, 4)]
     assert all(math.isfinite(e.loss) for e in events)
-
-
-def stops_at(time):
-    """Says yes when it is asked for the time-th time."""
-    asked = count(1)
-    return lambda: next(asked) == time
 
 
 @pytest.mark.parametrize("at", [1, 3, 4, 6, 8])
@@ -344,9 +290,9 @@ def test_stopped_anywhere_and_resumed_a_run_ends_the_same(at, schedule):
     first, before, _ = run(config, stop=stops_at(at))
     assert first.progress.epoch * 4 + first.progress.step == at
     saved = {name: tensor.clone() for name, tensor in first.tensors().items()}
-    second = learner_of(config, seed=5)
+    second = new_state(config, seed=5)
     second.restore(saved, first.facts())
-    _, after, _ = run(config, learner=second)
+    _, after, _ = run(config, state=second)
     assert before + after == expected
     assert same(second.tensors(), whole.tensors()) and second.facts() == whole.facts()
 
@@ -355,10 +301,10 @@ def test_bfloat16_trains_and_stays_finite():
     model = Model(kind="transformer", width=8, layers=1, feedforward=16)
     config = replace(with_(train_precision="bf16", loss_name="neural_ndcg"), model=model)
     exact, _, _ = run(with_(config, train_precision="float32"))
-    learner, epochs, _ = run(config)
+    state, epochs, _ = run(config)
     assert all(math.isfinite(e.loss) and e.skipped == 0 for e in epochs)
-    assert all(tensor.isfinite().all() and tensor.dtype == torch.float32 for tensor in learner.tensors().values())
-    assert not same(learner.model.state_dict(), exact.model.state_dict())  # it was rounded
+    assert all(tensor.isfinite().all() and tensor.dtype == torch.float32 for tensor in state.tensors().values())
+    assert not same(state.model.state_dict(), exact.model.state_dict())  # it was rounded
 
 
 def test_a_gpu_is_current_while_it_trains_and_the_callers_is_between(monkeypatch):

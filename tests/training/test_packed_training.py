@@ -1,24 +1,16 @@
 """Into lists end to end and out of them: the kernels against torch's path of the same step."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.packed import packed_lists
+from rankgrad.kernels.encoder.gather import gather
+from rankgrad.models import MLP, Transformer, bf16_twin
+from rankgrad.training.step import packed_scores
 
-pytest.importorskip("triton")
-
-from rankgrad.data.dataset import RankingDataset  # noqa: E402
-from rankgrad.data.packed import packed_lists  # noqa: E402
-from rankgrad.kernels.encoder.gather import gather  # noqa: E402
-from rankgrad.models import MLP, Transformer, bf16_twin  # noqa: E402
-from rankgrad.training.cuda_graph import Compiler  # noqa: E402
-from rankgrad.training.step import packed_scores  # noqa: E402
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def dataset(lengths, features):
@@ -31,10 +23,10 @@ def dataset(lengths, features):
 
 @pytest.mark.parametrize("shape", [(7, 1), (130, 3), (40, 136), (5, 5000)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rows_of_a_table_and_zeros_for_the_filling(shape, dtype):
+def test_rows_of_a_table_and_zeros_for_the_padding_rows(shape, dtype):
     torch.manual_seed(0)
     table = torch.randn(9, shape[1], device=DEVICE)
-    table[0] = torch.nan  # which the filling counts
+    table[0] = torch.nan  # which the padding rows point at
     slots = torch.randint(0, 20, (shape[0],), device=DEVICE)
     rows = torch.randint(1, 9, (shape[0],), device=DEVICE).where(slots < 10, 0)
     expected = table[rows].masked_fill((slots >= 10)[:, None], 0.0).to(dtype)
@@ -51,7 +43,7 @@ def test_scores_labels_mask_and_gradients_are_those_of_torch(units, list_size):
     for batch in packed_lists(data, 3, list_size=list_size, seed=0, epoch=0, device=DEVICE):
         found = []
         for kernel in (False, True):
-            scored = packed_scores(model, table, Compiler(on=False), kernel=kernel, exact=True)(batch)
+            scored = packed_scores(model, table, kernel=kernel, exact=True)(batch)
             torch.manual_seed(1)
             slope = torch.randn_like(scored.scores)  # also under the padding, from where it must not come back
             found.append([*scored, *torch.autograd.grad(scored.scores, list(model.parameters()), slope)])
@@ -66,9 +58,7 @@ def test_a_transformer_s_step_is_that_of_torch():
     model = Transformer(6, width=8, layers=2, feedforward=8, dropout=0.0).to(DEVICE)
     table = data.tensors(DEVICE)[:2]
     (batch,) = packed_lists(data, 3, list_size=16, seed=0, epoch=0, device=DEVICE)
-    plain, fused = (
-        packed_scores(model, table, Compiler(on=False), kernel=kernel, exact=True)(batch) for kernel in (False, True)
-    )
+    plain, fused = (packed_scores(model, table, kernel=kernel, exact=True)(batch) for kernel in (False, True))
     torch.testing.assert_close(fused.scores, plain.scores, atol=1e-5, rtol=1e-5)
     assert torch.equal(fused.labels, plain.labels)
     assert torch.equal(fused.mask, plain.mask)
@@ -97,7 +87,7 @@ def test_documents_come_in_the_dtype_that_the_first_product_reads(monkeypatch):
     transformer = Transformer(6, width=8, layers=1, feedforward=8).to(DEVICE)
     monkeypatch.setattr(Transformer, "packed", lambda self, documents, lists: documents.sum(1))
     for model in (transformer, bf16_twin(transformer), MLP(6, hidden=(4,)).to(DEVICE), Table()):
-        packed_scores(model, data.tensors(DEVICE)[:2], Compiler(on=False), kernel=True, exact=True)(batch)
+        packed_scores(model, data.tensors(DEVICE)[:2], kernel=True, exact=True)(batch)
     assert wanted == [torch.float32, torch.bfloat16, torch.float32, torch.float32]
 
 
@@ -112,7 +102,7 @@ def test_scores_and_their_gradients_need_not_be_contiguous():
     found = []
     for kernel in (True, False):
         given = torch.arange(2.0 * len(batch.rows), device=DEVICE).view(2, -1).requires_grad_()
-        score = packed_scores(Given(), data.tensors(DEVICE)[:2], Compiler(on=False), kernel=kernel, exact=True)
+        score = packed_scores(Given(), data.tensors(DEVICE)[:2], kernel=kernel, exact=True)
         turned = score(batch).scores.flatten(0, 1).t()  # [2, B * L]
         (turned * torch.arange(1.0, 1 + turned.numel(), device=DEVICE).view(turned.shape)).sum().backward()
         found.append((turned, given.grad))
