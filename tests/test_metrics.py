@@ -1,5 +1,6 @@
 """Metrics against their loops and against independent libraries; conventions; padding; refusals."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -177,7 +178,7 @@ def test_bad_values(name):
     mask[5] = True
     good = METRICS[name](scores, labels, mask)
     scores[5, 2] = math.nan
-    with pytest.raises(ValueError, match=r"scores of real documents must be finite, got nan at index \(5, 2\)"):
+    with pytest.raises(ValueError, match=r"scores.*nan.*\(5, 2\)"):
         METRICS[name](scores, labels, mask)
     values = METRICS[name](scores, labels, mask, check=False)
     others = torch.arange(len(scores)) != 5
@@ -210,6 +211,24 @@ def test_names():
             parse_metric(bad)
     with pytest.raises(ValueError, match="did you mean 'ndcg'"):
         parse_metric("ndgc@10")
+
+
+@every_metric
+def test_a_metric_has_its_cut_off_and_its_rule_for_empty_lists_as_fields(name):
+    whole, cut = parse_metric(name), parse_metric(f"{name}@7")
+    assert (whole.name, whole.function, whole.k) == (name, METRICS[name], None)
+    assert (cut.name, cut.function, cut.k) == (f"{name}@7", METRICS[name], 7)
+    assert whole.empty == cut.empty == (1.0 if name == "ndcg" else 0.0)
+    assert whole.takes_gain == (name in ("ndcg", "dcg"))
+    scores, labels, mask = lists()
+    nothing = ~((labels > 0) & mask).any(-1)
+    assert nothing.any() and (cut(scores, labels, mask)[nothing] == cut.empty).all()
+    marked = cut(scores, labels, mask, empty=math.nan)  # what is given comes before the metric's own
+    assert torch.equal(marked.isnan(), nothing)
+    other = dataclasses.replace(cut, empty=0.25)
+    assert (other(scores, labels, mask)[nothing] == 0.25).all()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        cut.k = 3
 
 
 def test_no_gradient_and_no_python_loop_are_needed():
