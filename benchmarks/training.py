@@ -3,7 +3,7 @@
     python benchmarks/training.py [--shape web30k] [--epochs 3] [--precision bf16] [--loss neural_ndcg]
 
 The paper's model and batch on made-up data of a public dataset's shape, validation at full length after every epoch. `plain` is
-float32 in padded batches, step by step, without compiling or recording (the data lies on the GPU, the loss takes its kernels); `fast` is
+float32 in padded batches, step by step, not recorded (the data is on the GPU, the loss takes its kernels); `fast` is
 what a run takes by itself, and is measured first. Times per step and epoch are medians over the epochs after the first; `first` is what the
 first epoch took beyond that: compiling (nearly nothing where Triton's cache is filled), recording; `all` is every epoch together.
 
@@ -20,30 +20,32 @@ import time
 
 import torch
 
-from rankgrad.training.build import make_model, make_objective
+from rankgrad.training.build import loss_of, make_model, make_objective
 from rankgrad.training.config import Config, Data, Loss, Model, Train
 from rankgrad.training.data import load_splits
-from rankgrad.training.loop import Epoch, Learner, Step, make_optimiser, train
+from rankgrad.training.loop import Epoch, Step, train
 from rankgrad.training.precision import threads_and_precision
+from rankgrad.training.state import TrainState, make_optimiser
 
 AGREE, ROUGHLY = 0.002, 0.01
 ISTELLA = Model(width=128), 110  # model and batch size
 PAPER = {"istella": ISTELLA, "istella-full": ISTELLA}  # else those of Web30K
-PLAIN = {"precision": "float32", "pack": False, "compile": False, "graph": False, "resident": True}
+PLAIN = {"precision": "float32", "pack": False, "graph": False, "resident": True}
 
 
 def measure(splits, config, epochs):
     """Seconds of steps and of whole epochs, metrics, peak memory."""
     device = torch.device("cuda")
     torch.manual_seed(config.train.seed)
-    model = make_model(config.model, splits["train"].features.shape[1], 1, config.loss.name).to(device)
-    learner = Learner(model, make_optimiser(model, config.optimiser))
+    tanh = loss_of(config)[0].tanh
+    model = make_model(config.model, splits["train"].features.shape[1], 1, tanh=tanh).to(device)
+    state = TrainState(model, make_optimiser(model, config.optimiser))
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=epochs))
     torch.cuda.reset_peak_memory_stats()
     steps, whole, metrics = [], [], []
     begin = time.perf_counter()
     with threads_and_precision(torch.get_num_threads(), config.train.precision):
-        for event in train(learner, make_objective(config), splits["train"], splits["vali"], config, device):
+        for event in train(state, make_objective(config), splits["train"], splits["vali"], config, device):
             if isinstance(event, Step) and event.step == event.steps:
                 torch.cuda.synchronize()
                 steps.append((time.perf_counter() - begin) / event.steps)
@@ -51,7 +53,7 @@ def measure(splits, config, epochs):
                 whole.append(time.perf_counter() - begin)
                 metrics.append(event.metric)
                 begin = time.perf_counter()
-    return steps, whole, metrics, torch.cuda.max_memory_allocated() / 2**20, learner.path
+    return steps, whole, metrics, torch.cuda.max_memory_allocated() / 2**20, state.plan
 
 
 def row(name, measured, plain):
@@ -101,7 +103,7 @@ def main():
     counts = splits["train"]
     print(
         f"{arguments.shape}: {len(counts):,} lists, {len(counts.labels):,} documents, {counts.features.shape[1]} features "
-        f"({loading:.0f} s to make and scale); {arguments.loss}, batch {batch_size}, list size 240; path {fast[4]}\n"
+        f"({loading:.0f} s to make and scale); {arguments.loss}, batch {batch_size}, list size 240; {fast[4]}\n"
     )
     print(
         "| path | ms a step | s an epoch | steps/s | first s | all s | MiB | ndcg@10 after 1 | at the end | plain / this |"
