@@ -54,10 +54,11 @@ class NeuralRanker(BaseEstimator):
 
     The defaults are the paper's recipe. Parameters carry the names and the meaning of a run's config.toml:
 
-    - `loss`: a name, with `@10` for a cut-off, or a loss of your own, a `rankgrad.LossSpec` or a function with the signature
-      of every loss; `loss_options`: a dict of the loss's other options, such as {"tau": 0.5}.
+    - `loss`: a name, with `@10` for a cut-off, or a loss of your own: a `rankgrad.losses.LossSpec`, or a function with the
+      signature of every loss; `loss_options`: a dict of the loss's other options, such as {"tau": 0.5}.
     - `model`: "transformer" (`width`, `layers`, `heads`, `feedforward`), "mlp" (`hidden`) or "linear", with `dropout`
-      and `input_noise` (deviation of what is added to scaled features in training); `tanh` on the scores, None: for the losses neural_... only.
+      and `input_noise` (deviation of what is added to scaled features in training); `tanh` on the scores, None: where the
+      loss asks for it (neural_...).
     - `scaling` of the features, fitted on the training queries: auto, web30k, symlog, standard, quantile, none.
     - `list_size`: documents of a longer list are subsampled in training; predictions see whole lists.
     - `epochs`, `batch_size` (lists), `optimiser` (adam, adamw), `lr`, `weight_decay`, `clip` (largest gradient norm),
@@ -70,10 +71,9 @@ class NeuralRanker(BaseEstimator):
     - `device`: auto, cpu, cuda, ...; `random_state`: an int gives the same model again, to the bit on the CPU with the same
       number of threads; None draws a new seed without touching numpy's. `verbose`: 1 shows progress on stderr.
 
-    After `fit`: `ranker_` (a `rankgrad.ranker.Ranker`), `model_` (its torch module), `scaling_`, `config_` (what a run's
-    config.toml would say, with the seed),
-    `history_` (a dict per epoch), `best_epoch_` (whose weights are kept, from 1), `best_score_` (its metric),
-    `n_features_in_`, and `feature_names_in_` where X had names.
+    After `fit`: `ranker_` (a `rankgrad.ranker.Ranker`) and its parts `model_` (the torch module), `scaling_` and `config_`
+    (what a run's config.toml would say, with the seed); `history_` (a dict per epoch), `best_epoch_` (whose weights are kept,
+    from 1), `best_score_` (its metric), `n_features_in_`, and `feature_names_in_` where X had names.
 
     >>> X = np.array([[0.1], [0.9], [0.2], [0.8], [0.3], [0.5]])
     >>> y, qid = [0, 1, 0, 2, 0, 1], ["a", "a", "b", "b", "b", "a"]
@@ -192,7 +192,7 @@ class NeuralRanker(BaseEstimator):
         elif config.train.patience is not None:
             if len(data) < 2:
                 raise ValueError(
-                    "patience needs queries to judge epochs by and there is only one query; expected at least two; "
+                    "patience needs queries to compare epochs on and there is only one query; expected at least two; "
                     "pass eval_set=(X, y, qid), or patience=None"
                 )
             data, held_out = hold_out(data, config.data.validation, config.train.seed)
@@ -246,7 +246,7 @@ class NeuralRanker(BaseEstimator):
     def predict(self, X: Any, qid: Any = None) -> np.ndarray:
         """Scores [N] float32 in the order of the rows: higher is better, comparable within a query only.
 
-        A transformer judges a document beside the others of its list and needs qid; the other models do without.
+        A transformer scores a document beside the others of its list and needs qid; the other models do without.
         """
         check_is_fitted(self, "ranker_")
         rows = as_float32(validate_data(self, X, reset=False, **NUMBERS))
@@ -254,7 +254,7 @@ class NeuralRanker(BaseEstimator):
             ids = as_query_ids(qid, len(rows))
         elif self.config_.model.kind == "transformer":
             raise ValueError(
-                "predict needs qid, the query id of every row, because this model judges a document beside the others "
+                "predict needs qid, the query id of every row, because this model scores a document beside the others "
                 "of its list; pass predict(X, qid=...), np.zeros(len(X), int) for one list, or fit with model='mlp'"
             )
         else:
