@@ -230,12 +230,15 @@ def test_ctrl_c_and_sigterm_stop_all_processes_and_the_same_command_goes_on(tmp_
         start_new_session=True,
     )
     histories = [out / "runs" / row / "fold1-seed0" / "history.jsonl" for row in ("listnet", "listmle")]
-    wait_for(histories)
-    if how == signal.SIGINT:
-        os.killpg(process.pid, how)  # as a terminal does: every process of the group gets it
-    else:
-        os.kill(process.pid, how)  # as a job scheduler does
-    out_text, err = process.communicate(timeout=60)
+    try:
+        wait_for(histories)
+        if how == signal.SIGINT:
+            os.killpg(process.pid, how)  # as a terminal does: every process of the group gets it
+        else:
+            os.kill(process.pid, how)  # as a job scheduler does
+        out_text, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130 and out_text == ""
     assert err.count("\n") == 1 and "0 of 4 trials" in err and "go on by giving the same command again" in err
     assert all((file.parent / "checkpoint.safetensors").exists() for file in histories)

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 
 from rankgrad.reproduce.rows import (
+    ABLATIONS,
     ENSEMBLES,
     INGREDIENTS,
     NEURAL_NDCG,
     OF_THE_PAPER,
-    ROUNDS,
-    ROWS,
     TABLE2,
-    TEMPERATURES,
     ingredient_title,
 )
 from rankgrad.runs.significance import holm, paired_permutation_test
@@ -161,45 +159,31 @@ def first_worse(others: Sequence[Difference]) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Study:
-    """A claim of the paper, how it is decided, the baseline and its title there, and the rows beside it."""
+    """A claim of the paper, how it is decided, the baseline and its title there, and how the other rows' names begin."""
 
     claim: str
     decide: Callable[[Sequence[Difference]], tuple[bool, str]]
     baseline: str
     title: str
-    others: Sequence[str]
+    prefix: str
+
+    @property
+    def others(self) -> list[str]:
+        """The rows that are compared with the baseline."""
+        return [name for name in ABLATIONS if name.startswith(self.prefix)]
 
 
+STOCHASTIC = "stochastic NeuralNDCG is about as good as deterministic"
+TAU = "for NeuralNDCG no temperature in [0.01, 100] is better than tau = 1"
+ALPHA = "for ApproxNDCG no alpha in [0.01, 100] is better than 1"
+TANH = "NeuralNDCG needs tanh on the scores"
+SINKHORN = "NeuralNDCG needs Sinkhorn scaling"
 STUDIES: Mapping[str, Study] = {
-    "stochastic": Study(
-        "stochastic NeuralNDCG is about as good as deterministic",
-        about_equal,
-        "neural_ndcg",
-        "deterministic",
-        ("stochastic-paper", "stochastic-allrank"),
-    ),
-    "tau": Study(
-        "for NeuralNDCG no temperature in [0.01, 100] is better than tau = 1",
-        none_better,
-        "neural_ndcg",
-        "tau = 1",
-        [f"tau-{tau:g}" for tau in TEMPERATURES],
-    ),
-    "alpha": Study(
-        "for ApproxNDCG no alpha in [0.01, 100] is better than 1",
-        none_better,
-        "approx_ndcg",
-        "ApproxNDCG, alpha = 1",
-        [f"alpha-{alpha:g}" for alpha in TEMPERATURES],
-    ),
-    "tanh": Study("NeuralNDCG needs tanh on the scores", first_worse, "neural_ndcg", "tanh", ["no-tanh"]),
-    "sinkhorn": Study(
-        "NeuralNDCG needs Sinkhorn scaling",
-        first_worse,
-        "neural_ndcg",
-        "30 rounds",
-        [f"sinkhorn-{rounds}" for rounds in ROUNDS],
-    ),
+    "stochastic": Study(STOCHASTIC, about_equal, "neural_ndcg", "deterministic", "stochastic-"),
+    "tau": Study(TAU, none_better, "neural_ndcg", "tau = 1", "tau-"),
+    "alpha": Study(ALPHA, none_better, "approx_ndcg", "ApproxNDCG, alpha = 1", "alpha-"),
+    "tanh": Study(TANH, first_worse, "neural_ndcg", "tanh", "no-tanh"),
+    "sinkhorn": Study(SINKHORN, first_worse, "neural_ndcg", "30 rounds", "sinkhorn-"),
 }
 
 
@@ -210,7 +194,7 @@ def decide_study(study: Study, values: Values) -> dict[str, Any]:
         rows[study.baseline] = {"title": study.title, "metrics": summary(values[study.baseline])}
     present = [name for name in study.others if name in values and rows]
     found = [
-        Difference(ROWS[name].title, *of_row)
+        Difference(ABLATIONS[name].title, *of_row)
         for name, of_row in zip(present, differences(values, [(name, study.baseline) for name in present]))
     ]
     for name, of_row in zip(present, found):

@@ -154,8 +154,8 @@ TABLE2: Mapping[str, Row] = {
 NEURAL_NDCG = tuple(name for name in TABLE2 if name.startswith("neural_ndcg"))
 OF_THE_PAPER = tuple(name for name, row in TABLE2.items() if row.paper)
 
-TEMPERATURES = (0.01, 0.1, 10.0, 100.0)  # of tau and of alpha; 1 is the baseline's
-ROUNDS = (0, 1, 3, 10, 100)  # of Sinkhorn; 30 are the baseline's
+_TEMPERATURES = (0.01, 0.1, 10.0, 100.0)  # of tau and of alpha; 1 is the baseline's
+_ROUNDS = (0, 1, 3, 10, 100)  # of Sinkhorn; 30 are the baseline's
 _SAMPLES = 32  # of the reference code
 
 ABLATIONS: Mapping[str, Row] = {
@@ -166,14 +166,14 @@ ABLATIONS: Mapping[str, Row] = {
     "stochastic-allrank": Row(
         f"stochastic, {_SAMPLES} samples, as in the reference code", options={"samples": _SAMPLES, "perturb": "allrank"}
     ),
-    **{f"tau-{tau:g}": Row(f"tau = {tau:g}", options={"tau": tau}) for tau in TEMPERATURES},
+    **{f"tau-{tau:g}": Row(f"tau = {tau:g}", options={"tau": tau}) for tau in _TEMPERATURES},
     "no-tanh": Row("no tanh", tanh=False),
     **{
         f"sinkhorn-{rounds}": Row(f"{rounds} round{'s' * (rounds != 1)}", options={"sinkhorn_iters": rounds})
-        for rounds in ROUNDS
+        for rounds in _ROUNDS
     },
     "approx_ndcg": TABLE2["approx_ndcg"],
-    **{f"alpha-{alpha:g}": Row(f"alpha = {alpha:g}", "approx_ndcg", {"alpha": alpha}) for alpha in TEMPERATURES},
+    **{f"alpha-{alpha:g}": Row(f"alpha = {alpha:g}", "approx_ndcg", {"alpha": alpha}) for alpha in _TEMPERATURES},
 }
 
 # Qin et al. 2021: each row keeps what the rows before it added. Titles are filled in by `ingredient_title`.

@@ -13,30 +13,11 @@ import numpy as np
 
 from rankgrad.data.catalogue import CATALOGUE
 from rankgrad.files import write_atomically
-from rankgrad.reproduce.claims import (
-    DECISIVE,
-    METRICS,
-    PAPERS_RULE,
-    STUDIES,
-    against_the_best,
-    beats_approx_ndcg,
-    best_is_neural_ndcg,
-    compare_ingredients,
-    decide_study,
-    summary,
-)
+from rankgrad.reproduce import claims
+from rankgrad.reproduce.claims import METRICS, PAPERS_RULE, STUDIES, summary
 from rankgrad.reproduce.data import raw_splits
 from rankgrad.reproduce.rows import ABLATIONS, ENSEMBLES, INGREDIENTS, TABLE2, choose
-from rankgrad.reproduce.trials import (
-    Experiment,
-    Request,
-    Results,
-    Trial,
-    open_experiment,
-    run_trials,
-    trials_of,
-    values_of,
-)
+from rankgrad.reproduce.trials import Outcome, Request, Trial, train_rows
 from rankgrad.runs.ensemble import mean_of_standardised
 from rankgrad.runs.folder import CONVENTION
 from rankgrad.runs.run import Run
@@ -63,36 +44,29 @@ class Table:
 def make_table2(request: Request, *, quiet: bool = False) -> Table:
     """Every row on every fold with every seed; rows of earlier commands join where these folds and seeds are finished."""
     names, skipped = _available(request.rows)
-    experiment = open_experiment(request, "table2", quiet=quiet)
-    trials = trials_of(experiment, names)
-    results, failed = run_trials(experiment, trials, quiet=quiet)
-    earlier = trials_of(
-        experiment, [row for row in TABLE2 if row not in names and any(key[0] == row for key in results)]
-    )
-    incomplete = {trial.row for trial in earlier if not trial.finished}
-    trials += [trial for trial in earlier if trial.row not in incomplete]
-    values = values_of(trials, METRICS, failed)
-    best = {metric: against_the_best(values, metric) for metric in METRICS}
+    outcome = train_rows(request, "table2", names, METRICS, quiet=quiet, joining=TABLE2)
+    values, dataset = outcome.values, outcome.experiment.dataset
+    best = {metric: claims.against_the_best(values, metric) for metric in METRICS}
     rows = {
         row: {
             "title": TABLE2[row].title,
-            "metrics": summary(of_row),
-            "paper": TABLE2[row].paper.get(experiment.dataset or ""),
-            "seconds": float(np.mean([_line(results, trial)["seconds"] for trial in trials if trial.row == row])),
+            "metrics": summary(values[row]),
+            "paper": TABLE2[row].paper.get(dataset or ""),
+            "seconds": float(np.mean([_line(outcome, t)["seconds"] for t in outcome.trials if t.row == row])),
         }
-        for row, of_row in values.items()
+        for row in values
     }
     result = {
-        "table": str(experiment.out),
-        **_facts(experiment, trials, results),
+        "table": str(outcome.experiment.out),
+        **_facts(outcome),
         "skipped": skipped,
-        "failed": failed,
+        "failed": outcome.failed,
         "rows": rows,
         "best": {metric: {"row": row, "p": p_values} for metric, (row, p_values) in best.items()},
-        "claims": [beats_approx_ndcg(values), best_is_neural_ndcg(values)],
+        "claims": [claims.beats_approx_ndcg(values), claims.best_is_neural_ndcg(values)],
     }
     first = best["ndcg@10"][0]
-    return _table(experiment, trials, result, [first, *(row for row in rows if row != first)], "report.html", "Table 2")
+    return _table(outcome, result, [first, *(row for row in rows if row != first)], "report.html", "Table 2")
 
 
 def _available(rows: str | None) -> tuple[list[str], dict[str, str]]:
@@ -112,58 +86,46 @@ def make_ablations(request: Request, *, quiet: bool = False) -> Table:
     """The rows of the studies asked for (`request.rows`), and whether the paper's claims about them hold."""
     studies = {name: STUDIES[name] for name in choose(request.rows, STUDIES, "ablation")}
     wanted = {name for study in studies.values() for name in (study.baseline, *study.others)}
-    experiment = open_experiment(request, "ablations", quiet=quiet)
-    trials = trials_of(experiment, [name for name in ABLATIONS if name in wanted])
-    results, failed = run_trials(experiment, trials, quiet=quiet)
-    values = values_of(trials, METRICS, failed)
+    outcome = train_rows(request, "ablations", [name for name in ABLATIONS if name in wanted], METRICS, quiet=quiet)
     result = {
-        "ablations": str(experiment.out),
-        **_facts(experiment, trials, results),
-        "failed": failed,
-        "studies": {name: decide_study(study, values) for name, study in studies.items()},
+        "ablations": str(outcome.experiment.out),
+        **_facts(outcome),
+        "failed": outcome.failed,
+        "studies": {name: claims.decide_study(study, outcome.values) for name, study in studies.items()},
     }
-    return _table(experiment, trials, result, list(values), "ablations.html", "Ablations")
+    return _table(outcome, result, list(outcome.values), "ablations.html", "Ablations")
 
 
 def make_dasalc(request: Request, *, quiet: bool = False) -> Table:
     """A recipe with DASALC's ingredients added one by one, and what each gives."""
-    experiment = open_experiment(request, "dasalc", quiet=quiet)
-    trials = trials_of(experiment, list(INGREDIENTS))
-    results, failed = run_trials(experiment, trials, quiet=quiet)
-    values = values_of(trials, METRICS, failed)
-    trained = list(values)
-    for name, (row, _) in ENSEMBLES.items():
-        if request.seeds > 1 and row in values:
-            values[name] = _ensemble(experiment, [trial for trial in trials if trial.row == row])
-    result = {
-        "dasalc": str(experiment.out),
-        **_facts(experiment, trials, results),
-        "failed": failed,
-        "rows": compare_ingredients(values, request.recipe, request.seeds),
+    outcome = train_rows(request, "dasalc", list(INGREDIENTS), METRICS, quiet=quiet)
+    ensembles = {
+        name: _ensemble(outcome, row)
+        for name, (row, _) in ENSEMBLES.items()
+        if request.seeds > 1 and row in outcome.values
     }
-    return _table(experiment, trials, result, trained, "dasalc.html", "The ingredients of DASALC")
+    result = {
+        "dasalc": str(outcome.experiment.out),
+        **_facts(outcome),
+        "failed": outcome.failed,
+        "rows": claims.compare_ingredients({**outcome.values, **ensembles}, request.recipe, request.seeds),
+    }
+    return _table(outcome, result, list(outcome.values), "dasalc.html", "The ingredients of DASALC")
 
 
-def _ensemble(experiment: Experiment, trials: Sequence[Trial]) -> dict[str, np.ndarray]:
+def _ensemble(outcome: Outcome, row: str) -> dict[str, np.ndarray]:
     """Per-query values [1, queries] of the mean of the standardised scores of all seeds, fold by fold."""
-    of_folds = []
-    for fold in experiment.folds:
+    of_folds, trials = [], [trial for trial in outcome.trials if trial.row == row]
+    for fold in outcome.experiment.folds:
         test = raw_splits(fold.path, fold.path_fold)["test"]
-        runs = [Run.open(trial.folder, experiment.device) for trial in trials if trial.fold == fold.fold]
+        runs = [Run.open(trial.folder, outcome.experiment.device) for trial in trials if trial.fold == fold.fold]
         of_folds.append(measure(mean_of_standardised([run.score(test) for run in runs], test.offsets), test, METRICS))
     return {metric: np.concatenate([values[metric] for values in of_folds])[None] for metric in METRICS}
 
 
-def _table(
-    experiment: Experiment, trials: Sequence[Trial], result: dict[str, Any], rows: Sequence[str], report: str, what: str
-) -> Table:
-    return Table(
-        result,
-        [experiment.out / "runs" / row for row in rows],
-        [trial.folder for trial in trials],
-        experiment.out / report,
-        f"{what} on {result['title'] or result['data']}",
-    )
+def _table(outcome: Outcome, result: dict[str, Any], rows: Sequence[str], report: str, what: str) -> Table:
+    out, runs = outcome.experiment.out, [trial.folder for trial in outcome.trials]
+    return Table(result, [out / "runs" / row for row in rows], runs, out / report, f"{what}{_on(result)}")
 
 
 def write(made: Table, report: str) -> dict[str, Any]:
@@ -182,22 +144,21 @@ def write(made: Table, report: str) -> dict[str, Any]:
 # --- what must be known of a table to believe it ----------------------------------------------------------------------
 
 
-def _line(results: Results, trial: Trial) -> dict[str, Any]:
-    return results[trial.row, trial.fold, trial.seed]
+def _line(outcome: Outcome, trial: Trial) -> dict[str, Any]:
+    return outcome.results[trial.row, trial.fold, trial.seed]
 
 
-def _facts(experiment: Experiment, trials: Sequence[Trial], results: Results) -> dict[str, Any]:
+def _facts(outcome: Outcome) -> dict[str, Any]:
     """Data, recipe, protocol, machine, commits."""
-    dataset, request = experiment.dataset, experiment.request
-    commits = dict.fromkeys(_line(results, trial)["commit"] for trial in trials if trial.finished)
-    trees = any(isinstance(trial.config, TreeConfig) for trial in trials)
+    experiment, trials, request = outcome.experiment, outcome.trials, outcome.experiment.request
+    commits = dict.fromkeys(_line(outcome, trial)["commit"] for trial in trials if trial.finished)
     return {
-        "title": CATALOGUE[dataset].title if dataset else None,
-        "dataset": dataset or request.dataset,
+        "title": CATALOGUE[experiment.dataset].title if experiment.dataset else None,
+        "dataset": experiment.dataset or request.dataset,
         "data": experiment.source,
         "recipe": request.recipe,
         "recipe_words": _describe_recipe(trials),
-        "selection": _describe_selection(request.paper_protocol, trees),
+        "selection": _describe_selection(trials, request.paper_protocol),
         "paper_protocol": request.paper_protocol,
         "folds": [
             {"fold": of.fold, "counts": of.counts, "differences": list(of.differences), "notes": list(of.notes)}
@@ -223,7 +184,8 @@ def _describe_recipe(trials: Sequence[Trial]) -> str:
     )
 
 
-def _describe_selection(paper_protocol: bool, trees: bool) -> str:
+def _describe_selection(trials: Sequence[Trial], paper_protocol: bool) -> str:
+    trees = any(isinstance(trial.config, TreeConfig) for trial in trials)
     if paper_protocol:
         also = "; trees with fixed settings" if trees else ""
         return f"none (--paper-protocol): the last epoch of the full training fold{also}"
@@ -390,7 +352,7 @@ def _notes(result: Mapping[str, Any], beside: str) -> list[str]:
     return [
         MEANS,
         CONVENTION,
-        f"differences and p by {DECISIVE}: paired permutation test over queries of values averaged over seeds, against {beside}",
+        f"differences and p by {claims.DECISIVE}: paired permutation test over queries of values averaged over seeds, against {beside}",
         *(f"failed: {sentence}" for sentence in result["failed"]),
     ]
 

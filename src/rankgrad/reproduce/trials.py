@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -390,17 +390,43 @@ def _train_in_worker(trial: Trial) -> dict[str, Any] | str:
 # --- what was measured ------------------------------------------------------------------------------------------------
 
 
-def values_of(
-    trials: Sequence[Trial], metrics: Sequence[str], failed: Sequence[str]
-) -> dict[str, dict[str, np.ndarray]]:
-    """Per-query values [seeds, queries] by row and metric, of the rows all of whose trials are finished."""
-    by_row: dict[str, list[Trial]] = {}
-    for trial in trials:
-        by_row.setdefault(trial.row, []).append(trial)
+@dataclass(frozen=True)
+class Outcome:
+    """The trials of a table, finished or failed, and what they measured."""
+
+    experiment: Experiment
+    trials: list[Trial]
+    results: Results
+    failed: list[str]  # a sentence for each
+    values: dict[
+        str, dict[str, np.ndarray]
+    ]  # row -> metric -> [seeds, queries], where all trials of a row are finished
+
+
+def train_rows(
+    request: Request,
+    kind: str,
+    rows: Sequence[str],
+    metrics: Sequence[str],
+    *,
+    quiet: bool,
+    joining: Iterable[str] = (),
+) -> Outcome:
+    """Every row on every fold with every seed; rows that are `joining` are not trained, and included if they have been."""
+    experiment = open_experiment(request, kind, quiet=quiet)
+    trials = trials_of(experiment, rows)
+    results, failed = run_trials(experiment, trials, quiet=quiet)
+    known = {row for row, _, _ in results}
+    for row in joining:
+        if row in known and row not in rows:
+            of_row = trials_of(experiment, [row])
+            trials += of_row if all(trial.finished for trial in of_row) else []
+    by_row = {row: [trial for trial in trials if trial.row == row] for row in dict.fromkeys(t.row for t in trials)}
     complete = {row: of_row for row, of_row in by_row.items() if all(trial.finished for trial in of_row)}
     if not complete:
         raise ValueError(f"no row has all of its trials; expected one at least; the first that failed is {failed[0]}")
-    return {row: _values(of_row, metrics) for row, of_row in complete.items()}
+    values = {row: _values(of_row, metrics) for row, of_row in complete.items()}
+    return Outcome(experiment, trials, results, failed, values)
 
 
 def _values(trials: Sequence[Trial], metrics: Sequence[str]) -> dict[str, np.ndarray]:
