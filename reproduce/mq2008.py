@@ -5,13 +5,15 @@
 
 `tune` fits the same number of randomly drawn configurations for every ranker and fold and keeps their validation metric
 and their scores of the test documents; it never computes a test metric. What is done already is skipped. `table` picks by
-validation within each fold (`vali`: mean ndcg@10 of the single best there), and only then looks at the test parts, once: the single best configuration, and the mean of
-the standardised scores of the best five (of each loss, for the three losses together). Queries without a relevant document count 0.
+validation within each fold (`vali`: mean ndcg@10 of the single best there), and only then looks at the test parts, once: the
+single best configuration, and the mean of the standardised scores of the best five (of each loss, for the three losses
+together). Queries without a relevant document count 0.
 """
 
 import argparse
 import dataclasses
 import json
+import tempfile
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,11 +25,11 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import read_splits
 from rankgrad.data.scaling import fit_scaling
 from rankgrad.runs.ensemble import mean_of_standardised
+from rankgrad.runs.run import Run, train_run
 from rankgrad.runs.significance import compare
-from rankgrad.training.build import make_model, make_objective
 from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train
-from rankgrad.training.evaluate import judge, mean, score
-from rankgrad.training.loop import Learner, make_optimiser, train
+from rankgrad.training.data import scaled
+from rankgrad.training.evaluate import mean, measure
 
 RANKERS = ("neural_ndcg", "lambdarank", "listnet", "lightgbm")
 BUDGET = 24  # configurations per ranker and fold
@@ -69,20 +71,16 @@ def draw_config(ranker: str, index: int) -> Config:
     )
 
 
-def fit_neural(config: Config, splits: dict[str, RankingDataset]) -> tuple[float, np.ndarray]:
+def fit_neural(config: Config, data: str, fold: int, splits: dict[str, RankingDataset]) -> tuple[float, np.ndarray]:
     """Validation metric of the best epoch, and its scores of the test documents."""
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=data, fold=fold))
     scaling = fit_scaling(splits["train"], config.data.scaling)
-    scaled = {k: dataclasses.replace(v, features=scaling.apply(v.features)) for k, v in splits.items()}
-    torch.manual_seed(config.train.seed)
-    model = make_model(config.model, scaled["train"].features.shape[1], 1, config.loss.name)
-    learner = Learner(model, make_optimiser(model, config.optimiser))
-    device = torch.device("cpu")
-    for _ in train(learner, make_objective(config), scaled["train"], scaled["vali"], config, device):
-        pass
-    model.load_state_dict(learner.best)
-    return judged(score(model, scaled["vali"], device=device), scaled["vali"]), score(
-        model, scaled["test"], device=device
-    )
+    seen = {name: scaled(splits[name], scaling) for name in ("train", "vali")}  # the run never sees the test part
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in train_run(Path(folder), config, read=lambda *_: (seen, scaling, "")):
+            pass
+        run = Run.open(Path(folder), "cpu")
+    return mean_ndcg(run.score(splits["vali"]), splits["vali"]), run.score(splits["test"])
 
 
 def fit_lightgbm(index: int, splits: dict[str, RankingDataset]) -> tuple[float, np.ndarray]:
@@ -115,11 +113,11 @@ def fit_lightgbm(index: int, splits: dict[str, RankingDataset]) -> tuple[float, 
         callbacks=[lightgbm.early_stopping(50, verbose=False)],
     )
     vali, test = (booster.predict(splits[k].features).astype(np.float32) for k in ("vali", "test"))
-    return judged(vali, splits["vali"]), test
+    return mean_ndcg(vali, splits["vali"]), test
 
 
-def judged(scores: np.ndarray, data: RankingDataset) -> float:
-    return mean(judge(scores, data, ["ndcg@10"])["ndcg@10"], 0.0)
+def mean_ndcg(scores: np.ndarray, data: RankingDataset) -> float:
+    return mean(measure(scores, data, ["ndcg@10"])["ndcg@10"], 0.0)
 
 
 def fit(data: str, out: str, ranker: str, fold: int, index: int) -> str:
@@ -129,7 +127,7 @@ def fit(data: str, out: str, ranker: str, fold: int, index: int) -> str:
     if ranker == "lightgbm":
         vali, test = fit_lightgbm(index, splits)
     else:
-        vali, test = fit_neural(draw_config(ranker, index), splits)
+        vali, test = fit_neural(draw_config(ranker, index), data, fold, splits)
     path = place(Path(out), ranker, fold, index)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial.npz")
@@ -168,11 +166,11 @@ def table(options: argparse.Namespace) -> None:
             if ranker != "lightgbm":
                 together[fold].append(several)
             for rule, scores in zip(folds, (best, several)):
-                folds[rule].append(judge(scores.astype(np.float32), test, METRICS))
+                folds[rule].append(measure(scores.astype(np.float32), test, METRICS))
         for rule, values in folds.items():
             results[ranker, rule] = {m: np.nan_to_num(np.concatenate([v[m] for v in values])) for m in METRICS}
     tests = {fold: read_splits(options.data, fold=fold)["test"] for fold in together}
-    pooled = [judge(np.mean(together[fold], axis=0).astype(np.float32), tests[fold], METRICS) for fold in together]
+    pooled = [measure(np.mean(together[fold], axis=0).astype(np.float32), tests[fold], METRICS) for fold in together]
     results["three losses", f"mean of {BEST}"] = {
         m: np.nan_to_num(np.concatenate([v[m] for v in pooled])) for m in METRICS
     }
