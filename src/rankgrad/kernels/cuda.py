@@ -102,7 +102,9 @@ def _nvrtc() -> ctypes.CDLL:
     for place in (package.submodule_search_locations or []) if package else []:
         for path in Path(place).glob(f"*/lib/{name}"):
             for part in path.parent.glob("libnvrtc-builtins.so.*"):
-                ctypes.CDLL(str(part))  # some releases look for it in the loader's path alone: it is loaded already then
+                ctypes.CDLL(
+                    str(part)
+                )  # some releases look for it in the loader's path alone: it is loaded already then
             return ctypes.CDLL(str(path))
     return ctypes.CDLL(name)
 

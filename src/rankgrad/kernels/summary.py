@@ -47,7 +47,7 @@ def is_positive_or_nan(ideal):
 @triton.jit
 def has_relevant(documents, highest, ideal):
     """Two documents, one of them relevant, and an ideal DCG: the rule of `rankgrad.losses.informative`."""
-    return (documents >= 2) & (highest > 0.0) & is_positive_or_nan(ideal)
+    return (documents >= 2) & (highest > 0) & is_positive_or_nan(ideal)
 
 
 @triton.jit

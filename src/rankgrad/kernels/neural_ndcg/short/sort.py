@@ -54,7 +54,7 @@ def sort_kernel(
 
     n = tl.sum(real.to(tl.int32), axis=0)
     ideal = tl.sum(tl.where(real & (better < depth), gain / tl.log2(better.to(tl.float64) + 2.0), 0.0), axis=0)
-    informative = has_relevant(n, tl.max(y, axis=0), ideal)
+    informative = has_relevant(n, tl.max((y > 0.0).to(tl.int32), axis=0), ideal)
     valid = tl.max(bad.to(tl.int32), axis=0) == 0
     tl.store(integers(record) + COUNT, n)
     store_scales(record + VALUE_SCALE, record + GRAD_SCALE, record + WEIGHT, informative, valid)
