@@ -52,6 +52,7 @@ def test_scores_labels_mask_and_gradients_are_those_of_torch(units, list_size):
             torch.testing.assert_close(fused, plain, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_transformer_s_step_is_that_of_torch():
     data = dataset([3, 20, 7], 6)
     torch.manual_seed(0)
