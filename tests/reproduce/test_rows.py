@@ -7,7 +7,7 @@ import pytest
 from rankgrad.losses import LOSSES
 from rankgrad.reproduce.claims import STUDIES
 from rankgrad.reproduce.rows import ABLATIONS, INGREDIENTS, ROWS, TABLE2, Setting, base, choose, config_of
-from rankgrad.training.build import loss_of, validate
+from rankgrad.training.build import losses_of, validate
 from rankgrad.training.config import Config, Loss, dasalc
 from rankgrad.trees.fit import TreeConfig
 
@@ -103,7 +103,7 @@ def test_an_ablation_differs_from_its_baseline_in_one_thing(name):
     assert same == replace(base(SETTING), loss=Loss(baseline))
     if name == "no-tanh":
         assert config == replace(same, model=replace(same.model, tanh=False))
-        assert loss_of(same)[0].tanh  # what leaving tanh to the loss means
+        assert losses_of(same)[same.loss.name][0].tanh  # what leaving tanh to the loss means
     else:
         assert config == replace(same, loss=Loss(baseline, config.loss.options))
 

@@ -18,7 +18,7 @@ from rankgrad.errors import InterruptedRunError
 from rankgrad.reproduce import data, trials
 from rankgrad.reproduce.tables import make_table2
 from rankgrad.reproduce.trials import Request, Trial, open_experiment, run_trials, trials_of
-from rankgrad.runs.folder import is_finished
+from rankgrad.runs.folder import is_finished, read_config
 from rankgrad.training.loop import Epoch
 
 TINY = Request("synthetic:tiny", rows="listnet,rmse", seeds=1, recipe="small", epochs=2, device="cpu")
@@ -71,6 +71,17 @@ def test_other_data_in_the_same_folder_are_refused(tmp_path, write_letor):
         open_experiment(replace(request, data=str(tmp_path / "other")), "table2", quiet=True)
     shutil.rmtree(tmp_path / "t" / "data" / "fold1-scaled")  # nothing of the lists is read again
     open_experiment(request, "table2", quiet=True)
+
+
+def test_a_table_may_be_moved(tmp_path, write_letor):
+    write_letor(tmp_path / "mine", features=7)
+    request = replace(TINY, dataset=None, data=str(tmp_path / "mine"), out=tmp_path / "t", rows="listnet", epochs=1)
+    make(request)
+    shutil.move(tmp_path / "t", tmp_path / "elsewhere")
+    assert set(make(replace(request, out=tmp_path / "elsewhere", rows="rmse"))["rows"]) == {"listnet", "rmse"}
+    config = read_config(tmp_path / "elsewhere" / "runs" / "rmse" / "fold1-seed0")
+    assert config.data.path == str(tmp_path / "elsewhere" / "data" / "fold1")
+    assert not (tmp_path / "t").exists()
 
 
 def test_a_trial_of_another_recipe_is_refused(copy):
