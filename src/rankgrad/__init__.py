@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 _LOSSES = (
     "neural_ndcg neural_ndcg_transposed approx_ndcg listnet listmle ranknet lambdarank ndcg_loss1 ndcg_loss2 ndcg_loss2pp "
-    "rmse ordinal bce softmax xe_ndcg soft_rank neural_map neural_mrr neural_err neural_precision"
+    "rmse ordinal bce softmax xe_ndcg soft_rank neural_map neural_mrr neural_err neural_precision query_rmse"
 ).split()
 
 _HOME = {

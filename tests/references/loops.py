@@ -286,6 +286,13 @@ def xe_ndcg(scores, labels, *, noise):
     return _cross_entropy([w / sum(weights) for w in weights], scores)
 
 
+def query_rmse(scores, labels, *, count_empty=False):
+    if not (len(labels) >= 2 if count_empty else two_and_one_relevant(labels)):
+        return 0.0
+    errors = [y - s for s, y in zip(scores, labels)]
+    return sum((e - sum(errors) / len(errors)) ** 2 for e in errors)
+
+
 def listmle(scores, labels, *, ties="group", noise=None):
     if not two_and_one_relevant(labels):
         return 0.0
@@ -344,6 +351,7 @@ LOSS_REFERENCES = {
     "approx_ndcg": approx_ndcg,
     "soft_rank": soft_rank,
     "listnet": listnet,
+    "query_rmse": query_rmse,
     "listmle": listmle,
     "softmax": softmax,
     "xe_ndcg": xe_ndcg,

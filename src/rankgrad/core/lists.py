@@ -83,10 +83,12 @@ def prepare(
     )
 
 
-def reduce(values: Tensor, informative: Tensor, lists: Lists, reduction: str) -> Tensor:
+def reduce(
+    values: Tensor, informative: Tensor, lists: Lists, reduction: str, *, by_document: bool = False
+) -> Tensor:
     """One value per list -> the loss: lists that are not informative weigh nothing, invalid lists are NaN.
 
-    mean = sum of the lists' losses / max(1, number of informative lists).
+    mean = sum of the lists' losses / max(1, number of informative lists), or of their documents.
     """
     one_of("reduction", reduction, ("mean", "sum", "none"))
     values = torch.where(informative, values, torch.zeros_like(values))
@@ -95,7 +97,8 @@ def reduce(values: Tensor, informative: Tensor, lists: Lists, reduction: str) ->
         return values
     if reduction == "sum":
         return values.sum()
-    return values.sum() / (informative | ~lists.valid).sum().clamp(min=1)
+    counted = informative | ~lists.valid
+    return values.sum() / (torch.where(counted, lists.counts, 0) if by_document else counted).sum().clamp(min=1)
 
 
 def poison(values: Tensor, lists: Lists) -> Tensor:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from rankgrad.losses.informative import has_document, has_match, has_pair, has_relevant
-from rankgrad.losses.listwise import listmle, listnet, softmax, xe_ndcg
+from rankgrad.losses.informative import has_document, has_error, has_match, has_pair, has_relevant
+from rankgrad.losses.listwise import listmle, listnet, query_rmse, softmax, xe_ndcg
 from rankgrad.losses.neural import (
     neural_err,
     neural_map,
@@ -49,6 +49,7 @@ LOSS_TABLE = (
     LossSpec(neural_mrr, counts=has_match, tanh=True),
     LossSpec(neural_err, counts=has_relevant, tanh=True),
     LossSpec(neural_precision, counts=has_match, tanh=True),
+    LossSpec(query_rmse, counts=has_error, unit="document"),
 )
 
 LOSSES: dict[str, Callable[..., Tensor]] = {spec.name: spec.function for spec in LOSS_TABLE}

@@ -25,6 +25,11 @@ def has_relevant(labels: Tensor, mask: Tensor) -> Tensor:
     return _two_with_one(labels > 0, mask)
 
 
+def has_error(labels: Tensor, mask: Tensor, count_empty: bool = False) -> Tensor:
+    """Squared errors within the list: two documents, one of them relevant unless `count_empty`."""
+    return mask.sum(-1) >= 2 if count_empty else has_relevant(labels, mask)
+
+
 def has_match(labels: Tensor, mask: Tensor, threshold: float = 1.0) -> Tensor:
     """Losses of binary metrics: two documents, one of them relevant (y >= threshold)."""
     return _two_with_one(labels >= threshold, mask)

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from rankgrad.checks import one_of
+from rankgrad.checks import flag, one_of
 from rankgrad.core.lists import Lists, log_softmax, prepare, reduce
 from rankgrad.core.noise import check_noise, random_source, refuse_bad_noise
-from rankgrad.losses.informative import has_relevant
+from rankgrad.losses.informative import has_error, has_relevant
 
 
 def listnet(
@@ -66,6 +66,33 @@ def xe_ndcg(
     weights = torch.where(lists.mask, torch.exp2(lists.labels) - gamma, 0.0)
     total = weights.sum(-1, keepdim=True)
     return _cross_entropy(lists, weights / torch.where(total > 0, total, 1.0), reduction)
+
+
+def query_rmse(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    count_empty: bool = False,
+    reduction: str = "mean",
+    check: bool | None = None,
+) -> Tensor:
+    """QueryRMSE, as CatBoost calls it: sum_j e_j^2, e = (y - s) - mean_i (y_i - s_i) within the list; [..., L] -> scalar.
+
+    Labels and scores are compared up to a constant of the list: the best scores are E[y] up to that constant. One value per
+    list is a sum over its documents, and the mean is over the documents of the lists that count: every document weighs the
+    same. Lists without a relevant document teach that all their documents are equal, and count if `count_empty`.
+
+    >>> round(query_rmse(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([1, 0, 3])).item(), 6)
+    1.555556
+    """
+    flag("count_empty", count_empty)
+    lists = prepare(scores, labels, mask, check)
+    error = torch.where(lists.mask, lists.labels.to(lists.scores.dtype) - lists.scores, 0.0)
+    mean = error.sum(-1, keepdim=True) / lists.counts.clamp(min=1)[..., None]
+    values = torch.where(lists.mask, error - mean, 0.0).square().sum(-1)
+    counts = has_error(lists.labels, lists.mask, count_empty)
+    return reduce(values, counts, lists, reduction, by_document=True)
 
 
 def listmle(
