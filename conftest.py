@@ -5,8 +5,11 @@ import os
 
 import torch
 
+collect_ignore_glob = [
+    "tests/*/conftest.py"
+]  # pytest reads them as such; as modules with doctests their names would clash
 if importlib.util.find_spec("triton") is None:
-    collect_ignore_glob = [
+    collect_ignore_glob += [
         "src/rankgrad/kernels/[a-z]*.py",
         "src/rankgrad/kernels/*/*.py",
         "src/rankgrad/kernels/*/*/*.py",

@@ -10,6 +10,7 @@ from rankgrad.data.synthetic import synthetic
 from rankgrad.files import load_tensors, save_tensors
 from rankgrad.losses import LossSpec, rmse
 from rankgrad.ranker import Ranker
+from rankgrad.training.build import make_state
 from rankgrad.training.config import Config, Data, Loss, Model, dumps, loads
 from rankgrad.training.evaluate import evaluate
 
@@ -20,9 +21,8 @@ CONFIG = Config(Data(scaling="standard"), Model("transformer", width=8, layers=1
 
 def build(config=CONFIG, data=DATA, seed=0, loss=None):
     torch.manual_seed(seed)
-    ranker = Ranker.build(config, data, fit_scaling(data, config.data.scaling), CPU, loss)
-    ranker.model.eval()
-    return ranker
+    model = make_state(config, data, CPU, loss).model
+    return Ranker.of(model, fit_scaling(data, config.data.scaling), config, data, CPU, loss)
 
 
 @pytest.fixture(scope="module")

@@ -36,13 +36,12 @@ from rankgrad.losses import LossSpec
 from rankgrad.metrics import parse_metric
 from rankgrad.ranker import Ranker
 from rankgrad.training import config as settings
-from rankgrad.training.build import as_spec, make_device, make_objective, takes_gain, validate
+from rankgrad.training.build import as_spec, make_device, make_objectives, make_state, takes_gain, validate
 from rankgrad.training.config import Config, dumps
 from rankgrad.training.data import hold_out, scaled
 from rankgrad.training.evaluate import can_choose, expect_gains, expect_grades, mean, measure
 from rankgrad.training.loop import Epoch, Step, train
 from rankgrad.training.progress import watch
-from rankgrad.training.state import TrainState, make_optimiser
 from rankgrad.training.step import Objective
 
 NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": "allow-nan"}
@@ -182,7 +181,7 @@ class NeuralRanker(BaseEstimator):
         data = group_arrays(rows, labels, as_query_ids(qid, len(rows)), sample_weight)
         expect_grades(data, [config.train.metric])
         if takes_gain(config, loss):
-            expect_gains(data, f"the loss {config.loss.name}", ", or choose a loss without gains, such as listnet")
+            expect_gains(data, f"the loss {config.loss.title}", ", or choose a loss without gains, such as listnet")
         given = _eval_parts(eval_set, eval_qid)
         held_out = None
         if given is not None:
@@ -198,23 +197,22 @@ class NeuralRanker(BaseEstimator):
             data, held_out = hold_out(data, config.data.validation, config.train.seed)
         scaling = fit_scaling(data, config.data.scaling)
         train_set = scaled(data, scaling)
-        objective = make_objective(config, loss)
-        _warn_if_nothing_counts(train_set, objective, config.loss.name)
+        objectives = make_objectives(config, loss)
+        _warn_if_nothing_counts(train_set, objectives, config.loss.title)
         if held_out is not None:
             _warn_if_nothing_chooses(held_out, config.train.metric)
         with _borrowed(self.device) as device:
             torch.manual_seed(config.train.seed)
-            ranker = Ranker.build(config, data, scaling, device, loss)
-            state = TrainState(ranker.model, make_optimiser(ranker.model, config.optimiser))
+            state = make_state(config, train_set, device, loss)
             vali_set = train_set if held_out is None else scaled(held_out, scaling)
-            events = train(state, objective, train_set, vali_set, config, device)
+            events = train(state, objectives, train_set, vali_set, config, device)
             history: list[dict[str, Any]] = []
             watch(_recorded(events, history), config, quiet=not self.verbose)
-        if held_out is not None:
-            ranker.model.load_state_dict(state.best)
-        ranker.model.eval()
+            chooses = held_out is not None or config.members.bag > 1
+            model, selected = state.result(config, vali_set, device, choose=chooses)
+        ranker = Ranker.of(model, scaling, config, data, device, loss)
         self.ranker_, self.history_ = dataclasses.replace(ranker, names=self._names()), history
-        self.best_epoch_ = len(history) if held_out is None else state.progress.best_epoch
+        self.best_epoch_ = selected["best_epoch"]
         self.best_score_ = history[self.best_epoch_ - 1]["metric"]
         return self
 
@@ -438,10 +436,10 @@ def _eval_parts(eval_set: Any, eval_qid: Any) -> tuple[Any, Any, Any] | None:
     return X, y, qid
 
 
-def _warn_if_nothing_counts(data: RankingDataset, objective: Objective, loss: str) -> None:
+def _warn_if_nothing_counts(data: RankingDataset, objectives: dict[str, Objective], loss: str) -> None:
     """Say that a loss will learn nothing from these queries."""
     lists = batches(data, 256, list_size=None, shuffle=False, max_documents=2**16)
-    if not any(bool(objective.counts(batch.labels, batch.mask).any()) for batch in lists):
+    if not any(bool(o.counts(b.labels, b.mask).any()) for b in lists for o in objectives.values()):
         warnings.warn(
             f"{loss} can learn from no query and the model stays as it began; expected a query of at least two "
             "documents with different grades; look at y and qid",

@@ -1,4 +1,4 @@
-"""Models that score documents: the context-aware ranker of the NeuralNDCG paper, an MLP and a linear model.
+"""Models that score documents: the context-aware ranker of the NeuralNDCG paper, an MLP, a linear model, and many MLPs at once.
 
 All are called alike: `model(features [B, L, F], mask [B, L]) -> scores [B, L]`, or [B, L, units] for more than one unit per
 document. mask is True at real documents, None = all are real. Padding may be anywhere and hold anything, NaN included; it
@@ -23,8 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rankgrad.checks import probability, whole
+from rankgrad.checks import one_of, probability, whole
+from rankgrad.data.order import hash_of
 from rankgrad.kernels import encoder_operators, list_attention_kernel
+
+INPUTS = {
+    "features": 1,
+    "list": 2,
+}  # columns per feature: the feature; and its difference from the list's mean beside it
 
 
 class PackedLayout(NamedTuple):
@@ -60,6 +66,7 @@ class Transformer(nn.Module):
         input_noise: float = 0.0,
         units: int = 1,
         tanh: bool = False,
+        inputs: str = "features",
     ) -> None:
         super().__init__()
         width, heads, dropout = whole("width", width, 1), whole("heads", heads, 1), probability("dropout", dropout)
@@ -68,8 +75,8 @@ class Transformer(nn.Module):
             raise ValueError(f"width must be divisible by heads, got width {width} and {heads} heads")
         self.features = whole("features", features, 1)
         self.head = width // heads  # dimensions of one
-        self.noise = _Noise(input_noise)
-        self.input = nn.Linear(self.features, width)
+        self.noise, self.inputs = _Noise(input_noise), one_of("inputs", inputs, INPUTS)
+        self.input = nn.Linear(INPUTS[inputs] * self.features, width)
         self.blocks = nn.ModuleList(
             _Block(width, heads, feedforward, dropout) for _ in range(whole("layers", layers, 1))
         )
@@ -80,7 +87,7 @@ class Transformer(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores [B, L], or [B, L, units]."""
-        features = _clean(features, mask, self.features, self.input.weight.dtype)
+        features = _inputs(_clean(features, mask, self.features, self.input.weight.dtype), mask, self.inputs)
         # A list without a document attends to its padding: a softmax over nothing is NaN on some of torch's paths.
         keys = None if mask is None else (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]  # [B, 1, 1, L]
         return _score(self._encode(features, keys), mask, self.output, self.tanh)
@@ -88,6 +95,7 @@ class Transformer(nn.Module):
     def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
         """Scores [T], or [T, units], of packed lists: features [T, F]. Kernels read the layers' weights: no hook is called."""
         features = _clean(features[None], None, self.features, self.input.weight.dtype)[0]
+        features = _packed_inputs(features, lists.offsets, self.inputs)
         return _score(self._encode(features, lists), None, self.output, self.tanh)
 
     def _encode(self, features: Tensor, seen: Tensor | PackedLayout | None) -> Tensor:
@@ -130,13 +138,14 @@ class MLP(nn.Module):
         input_noise: float = 0.0,
         units: int = 1,
         tanh: bool = False,
+        inputs: str = "features",
     ) -> None:
         super().__init__()
         if not isinstance(hidden, Sequence):
             raise ValueError(f"hidden must be a sequence of layer sizes such as (256, 128, 64), got {hidden!r}")
         self.features = whole("features", features, 1)
-        self.noise = _Noise(input_noise)
-        sizes = [self.features, *(whole("every size in hidden", size, 1) for size in hidden)]
+        self.noise, self.inputs = _Noise(input_noise), one_of("inputs", inputs, INPUTS)
+        sizes = [INPUTS[inputs] * self.features, *(whole("every size in hidden", size, 1) for size in hidden)]
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
         self.dropout = nn.Dropout(probability("dropout", dropout))
         self.output = nn.Linear(sizes[-1], whole("units", units, 1))
@@ -145,15 +154,19 @@ class MLP(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores [B, L], or [B, L, units]."""
-        hidden = self.noise(_clean(features, mask, self.features, self.output.weight.dtype))
+        features = _clean(features, mask, self.features, self.output.weight.dtype)
+        return self._scored(_inputs(features, mask, self.inputs), mask)
+
+    def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
+        """Scores [T], or [T, units], of packed lists: features [T, F]."""
+        features = _clean(features[None], None, self.features, self.output.weight.dtype)[0]
+        return self._scored(_packed_inputs(features, lists.offsets, self.inputs), None)
+
+    def _scored(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        hidden = self.noise(features)
         for layer in self.layers:
             hidden = self.dropout(layer(hidden).relu())
         return _score(hidden, mask, self.output, self.tanh)
-
-    def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:  # noqa: ARG002 (documents do not attend to each other)
-        """Scores [T], or [T, units], of packed lists: features [T, F]."""
-        scores: Tensor = self(features[None])
-        return scores[0]
 
 
 class Linear(nn.Module):
@@ -163,23 +176,148 @@ class Linear(nn.Module):
     torch.Size([2, 5])
     """
 
-    def __init__(self, features: int, *, input_noise: float = 0.0, units: int = 1, tanh: bool = False) -> None:
+    def __init__(
+        self,
+        features: int,
+        *,
+        input_noise: float = 0.0,
+        units: int = 1,
+        tanh: bool = False,
+        inputs: str = "features",
+    ) -> None:
         super().__init__()
         self.features = whole("features", features, 1)
-        self.noise = _Noise(input_noise)
-        self.output = nn.Linear(self.features, whole("units", units, 1))
+        self.noise, self.inputs = _Noise(input_noise), one_of("inputs", inputs, INPUTS)
+        self.output = nn.Linear(INPUTS[inputs] * self.features, whole("units", units, 1))
         self.tanh = tanh
         _glorot(self)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores [B, L], or [B, L, units]."""
-        features = self.noise(_clean(features, mask, self.features, self.output.weight.dtype))
-        return _score(features, mask, self.output, self.tanh)
+        features = _inputs(_clean(features, mask, self.features, self.output.weight.dtype), mask, self.inputs)
+        return _score(self.noise(features), mask, self.output, self.tanh)
 
-    def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:  # noqa: ARG002 (documents do not attend to each other)
+    def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
         """Scores [T], or [T, units], of packed lists: features [T, F]."""
-        scores: Tensor = self(features[None])
-        return scores[0]
+        features = _clean(features[None], None, self.features, self.output.weight.dtype)[0]
+        features = _packed_inputs(features, lists.offsets, self.inputs)
+        return _score(self.noise(features), None, self.output, self.tanh)
+
+
+class Members(nn.Module):
+    """Many MLPs side by side: member k of the K trained at once has weights, dropout and score scale of its own.
+
+    All weights are one matrix [K, P], a row per member, so that an optimiser, a checkpoint and a choice of members are
+    operations on rows. `ids` name the members: where one starts is a function of (seed, id) alone. `scale`: the scores of a
+    member are scale * tanh(s), or s itself where it is 0. Dropout is drawn from `seeds` [K, layers, 2] int32, which whoever
+    trains sets for each step; a member drops the same whoever trains beside it.
+
+    >>> Members(136, ids=range(3))(torch.zeros(2, 5, 136)).shape
+    torch.Size([3, 2, 5])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        ids: Sequence[int],
+        hidden: Sequence[int] = (128, 128),
+        inputs: str = "features",
+        dropout: Sequence[float] | None = None,
+        scale: Sequence[float] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.features, self.inputs = whole("features", features, 1), one_of("inputs", inputs, INPUTS)
+        widths = [INPUTS[inputs] * self.features, *(whole("every size in hidden", size, 1) for size in hidden), 1]
+        self.shapes = list(pairwise(widths))
+        self.sizes = [size for before, after in self.shapes for size in (before * after, after)]
+        starts = [_start(self.shapes, seed, number) for number in ids]
+        self.weights = nn.Parameter(torch.stack(starts))  # [K, P]
+        drop = torch.zeros(len(starts)) if dropout is None else torch.tensor([*dropout], dtype=torch.float64)
+        # Eight bits decide about a unit: a dropout is rounded to 1/256.
+        self.register_buffer("threshold", (drop * 256).round().to(torch.uint8), persistent=False)
+        self.register_buffer("scale", torch.zeros(len(starts)) if scale is None else torch.tensor([*scale]))
+        # 1 for entries of matrices, 0 for biases, which weight decay leaves alone
+        decays = [torch.full((size,), float(number % 2 == 0)) for number, size in enumerate(self.sizes)]
+        self.register_buffer("decays", torch.cat(decays), persistent=False)
+        self.seeds: Tensor | None = None
+        self.threshold: Tensor
+        self.scale: Tensor
+        self.decays: Tensor
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores [K, B, L]."""
+        features = _clean(features, mask, self.features, self.weights.dtype)
+        scores = self._score(_inputs(features, mask, self.inputs))
+        return scores if mask is None else scores.masked_fill(~mask, 0.0)
+
+    def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
+        """Scores [K, T] of packed lists: features [T, F]."""
+        features = _clean(features[None], None, self.features, self.weights.dtype)[0]
+        return self._score(_packed_inputs(features, lists.offsets, self.inputs))
+
+    def _score(self, x: Tensor) -> Tensor:
+        """[..., F] -> [K, ...]."""
+        members, shape = len(self.weights), x.shape[:-1]
+        hidden = x.reshape(-1, x.shape[-1])
+        parts = iter(self.weights.split(self.sizes, 1))
+        for layer, (before, after) in enumerate(self.shapes):
+            weight, bias = next(parts).view(members, before, after), next(parts)[:, None, :]
+            if layer == len(self.shapes) - 1:
+                hidden = (hidden * weight.mT).sum(-1) + bias[..., 0]  # [K, T]: one output, no product of matrices
+            elif hidden.dim() == 2:
+                hidden = self._dropped((torch.matmul(hidden, weight) + bias).relu(), layer)
+            else:
+                hidden = self._dropped(torch.baddbmm(bias, hidden, weight).relu(), layer)
+        scores = hidden.view(members, *shape)
+        scale = self.scale.to(scores.dtype).view(-1, *[1] * len(shape))
+        return torch.where(scale > 0, scale * scores.tanh(), scores)
+
+    def _dropped(self, hidden: Tensor, layer: int) -> Tensor:
+        if not self.training or self.seeds is None:
+            return hidden
+        kept = _kept_by_member(hidden.shape, self.threshold, self.seeds[:, layer])
+        return hidden * kept * (256 / (256 - self.threshold.to(hidden.dtype)))[:, None, None]
+
+    def select(self, members: Sequence[int]) -> "Members":
+        """Some of the members, by place."""
+        chosen = copy.deepcopy(self)
+        chosen.seeds = None
+        chosen.weights = nn.Parameter(self.weights.detach()[list(members)].clone())
+        chosen.threshold, chosen.scale = self.threshold[list(members)].clone(), self.scale[list(members)].clone()
+        return chosen
+
+
+class AveragedMembers(nn.Module):
+    """One ranker of many members: the mean of their scores, standardised within each list."""
+
+    def __init__(self, members: Members) -> None:
+        super().__init__()
+        self.members = members
+        self.features = members.features
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores [B, L]."""
+        return standardised(self.members(features, mask), mask).mean(0)
+
+
+def standardised(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """(s - mean) / deviation within each list, [..., B, L]; 0 for a list whose scores are all equal, and for padding.
+
+    >>> standardised(torch.tensor([[1.0, 3.0], [7.0, 7.0]]), None).tolist()
+    [[-1.0, 1.0], [0.0, 0.0]]
+    """
+    mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device) if mask is None else mask
+    largest = torch.finfo(scores.dtype).max
+    low = scores.masked_fill(~mask, largest).amin(-1, keepdim=True)
+    high = scores.masked_fill(~mask, -largest).amax(-1, keepdim=True)
+    # From 0 to 1 first: equal scores become exactly 0, and no square is too large or too small.
+    unit = torch.where(mask & (high > low), (scores - low) / torch.where(high > low, high - low, 1.0), 0.0)
+    count = mask.sum(-1, keepdim=True).clamp(min=1)
+    centred = torch.where(mask, unit - unit.sum(-1, keepdim=True) / count, 0.0)
+    variance = centred.square().sum(-1, keepdim=True) / count
+    return centred / torch.where(variance > 0, variance, 1.0).sqrt()
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"transformer": Transformer, "mlp": MLP, "linear": Linear}
@@ -329,3 +467,44 @@ def _glorot(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.xavier_uniform_(parameter)
+
+
+def _start(shapes: Sequence[tuple[int, int]], seed: int, member: int) -> Tensor:
+    """The weights a member starts with, [P]: matrices Glorot-uniform, biases uniform as torch's are."""
+    generator = torch.Generator().manual_seed(hash_of(seed, member))
+    parts = []
+    for before, after in shapes:
+        for size, bound in ((before * after, math.sqrt(6 / (before + after))), (after, 1 / math.sqrt(before))):
+            parts.append((2 * torch.rand(size, generator=generator, dtype=torch.float64) - 1) * bound)
+    return torch.cat(parts).to(torch.get_default_dtype())
+
+
+def _inputs(features: Tensor, mask: Tensor | None, inputs: str) -> Tensor:
+    """What the first layer takes, [B, L, F] or [B, L, 2 F]: features, and their differences from the mean of the list."""
+    if inputs == "features":
+        return features
+    count = features.shape[1] if mask is None else mask.sum(1).clamp(min=1)[:, None, None]
+    means = features.sum(1, keepdim=True) / count  # padding is 0 already
+    return torch.cat([features, features - means], -1)
+
+
+def _packed_inputs(features: Tensor, offsets: Tensor, inputs: str) -> Tensor:
+    """The same of packed lists, [T, F] -> [T, F] or [T, 2 F]."""
+    if inputs == "features":
+        return features
+    means = torch.segment_reduce(features, "mean", offsets=offsets.long(), axis=0, unsafe=True)
+    rows = torch.arange(len(features), dtype=offsets.dtype, device=offsets.device)
+    return torch.cat([features, features - means[torch.searchsorted(offsets[1:], rows, right=True)]], -1)
+
+
+def _kept_by_member(shape: Sequence[int], threshold: Tensor, seeds: Tensor) -> Tensor:
+    """What dropout leaves, [K, T, W] bool, by a hash of a member's two seeds and the position; four units share a word."""
+    members, rows, width = shape
+    words = -(-width // 4)
+    position = torch.arange(rows * words, dtype=torch.int32, device=seeds.device).view(rows, words)
+    first, second = seeds[:, 0, None, None], seeds[:, 1, None, None]
+    mixed = position ^ first  # [K, T, words]; lowbias32; the masks make the shifts logical
+    mixed = (mixed ^ (mixed >> 16 & 0xFFFF)) * 0x7FEB352D
+    mixed = ((mixed ^ second) ^ (mixed >> 15 & 0x1FFFF)) * (0x846CA68B - 2**32)
+    mixed = mixed ^ (mixed >> 16 & 0xFFFF)
+    return mixed.view(torch.uint8).view(members, rows, 4 * words)[..., :width] >= threshold[:, None, None]

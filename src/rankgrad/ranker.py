@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling
 from rankgrad.files import load_tensors, save_tensors
-from rankgrad.training.build import Loss, loss_of, make_device, make_model
+from rankgrad.training.build import OwnLoss, losses_of, make_averaged, make_device, make_model
 from rankgrad.training.config import Config, dumps, loads
 from rankgrad.training.data import scaled
 from rankgrad.training.evaluate import evaluate, score
@@ -27,8 +27,10 @@ class Ranker:
     """Scores raw documents.
 
     >>> from rankgrad.data import synthetic, fit_scaling
+    >>> from rankgrad.training.config import Model
     >>> lists = synthetic("tiny")
-    >>> ranker = Ranker.build(Config(), lists, fit_scaling(lists, "auto"), torch.device("cpu"))
+    >>> model = make_model(Model(), 136, 1, tanh=True)
+    >>> ranker = Ranker.of(model, fit_scaling(lists), Config(), lists, torch.device("cpu"))
     >>> ranker.score(lists.features[:10], sizes=[4, 6]).shape
     (10,)
     """
@@ -43,14 +45,19 @@ class Ranker:
     facts: Mapping[str, Any] = field(default_factory=dict)  # what else was saved with it
 
     @classmethod
-    def build(
-        cls, config: Config, data: RankingDataset, scaling: Scaling, device: torch.device, loss: Loss = None
+    def of(
+        cls,
+        model: nn.Module,
+        scaling: Scaling,
+        config: Config,
+        data: RankingDataset,
+        device: torch.device,
+        loss: OwnLoss = None,
     ) -> "Ranker":
-        """A new one for lists like `data`, its weights drawn from torch's global generator."""
-        spec, _ = loss_of(config, loss)
+        """A model that was trained by a configuration on lists like `data`."""
+        spec, _ = next(iter(losses_of(config, loss).values()))
         units = spec.units(int(data.labels.max()))
-        model = make_model(config.model, data.features.shape[1], units, tanh=spec.tanh).to(device)
-        return cls(model, scaling, config, device, units, spec.tanh, data.feature_names)
+        return cls(model.eval(), scaling, config, device, units, spec.tanh, data.feature_names)
 
     @property
     def features(self) -> int:
@@ -123,12 +130,15 @@ class Ranker:
             config = loads(facts["config"], f"the configuration in {source}", of_run=True)
         scaling = Scaling.from_state({name: tensor.numpy() for name, tensor in under(tensors, "scaling.").items()})
         weights = under(tensors, "model.")
+        # Files before 0.1.0 hold neither: their models follow the loss's name and their own weights.
         units = facts["units"] if "units" in facts else len(weights["output.weight"])
-        tanh = (
-            facts["tanh"] if "tanh" in facts else loss_of(config)[0].tanh
-        )  # files before 0.1.0 follow the loss's name
-        with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
-            model = make_model(config.model, scaling.columns, units, tanh=tanh)
+        tanh = facts["tanh"] if "tanh" in facts else next(iter(losses_of(config).values()))[0].tanh
+        model: nn.Module
+        if "members.weights" in weights:
+            model = make_averaged(config, scaling.columns, len(weights["members.weights"]))
+        else:
+            with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
+                model = make_model(config.model, scaling.columns, units, tanh=tanh)
         try:
             model.load_state_dict(weights)
         except RuntimeError:

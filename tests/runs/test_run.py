@@ -19,7 +19,6 @@ import torch
 import children
 import rankgrad
 from children import INTERRUPTED, REFUSED, Trap
-from rankgrad import ranker
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.synthetic import synthetic
 from rankgrad.errors import NonFiniteError
@@ -28,6 +27,7 @@ from rankgrad.losses import LOSSES
 from rankgrad.runs import provenance
 from rankgrad.runs.folder import Checkpoints, read_per_query
 from rankgrad.runs.run import Finished, Run, Started, train_run
+from rankgrad.training import build
 from rankgrad.training.build import validate
 from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train, loads
 from rankgrad.training.data import shared_splits
@@ -699,7 +699,7 @@ def test_query_weights_are_part_of_the_data(tmp_path):
 
 
 def test_a_run_that_meets_nan_stops_with_names_or_counts(tmp_path, monkeypatch):
-    original = ranker.make_model
+    original = build.make_model
 
     def make_model(*arguments, **options):
         model = original(*arguments, **options)
@@ -715,7 +715,7 @@ def test_a_run_that_meets_nan_stops_with_names_or_counts(tmp_path, monkeypatch):
         model.register_forward_hook(spoil)
         return model
 
-    monkeypatch.setattr(ranker, "make_model", make_model)
+    monkeypatch.setattr(build, "make_model", make_model)
     with pytest.raises(NonFiniteError, match=r"step 2 in epoch 2 .*not finite.* query \d+, "):
         trained(tmp_path / "stop")
     assert Checkpoints(tmp_path / "stop").load()[1]["epoch"] == 1

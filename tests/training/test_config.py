@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rankgrad.losses import LOSSES
-from rankgrad.training.build import loss_of, make_device, make_model, make_objective, parse_loss, validate
+from rankgrad.training.build import losses_of, make_device, make_model, make_objectives, parse_loss, validate
 from rankgrad.training.config import RECIPES, Config, Data, Loss, Model, Optimiser, Train, configure, dumps, loads
 
 FULL = Config(
@@ -203,7 +203,7 @@ def test_losses_by_name():
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_an_objective_is_the_loss_list_by_list_and_takes_no_lists_too(name):
-    objective = make_objective(Config(loss=Loss(name)))
+    (objective,) = make_objectives(Config(loss=Loss(name))).values()
     units = (3,) if name == "ordinal" else ()
     labels = torch.tensor([[2.0, 0, 1], [0, 0, 0], [1, 2, 0]])
     mask = torch.tensor([[True] * 3, [True] * 3, [True, True, False]])
@@ -213,7 +213,8 @@ def test_an_objective_is_the_loss_list_by_list_and_takes_no_lists_too(name):
     expected = LOSSES[name](scores, labels, mask, reduction="none", **extra)
     assert torch.equal(values, expected)
     counts = objective.counts(labels, mask)
-    assert torch.allclose(values.sum() / counts.sum(), LOSSES[name](scores, labels, mask, **_fresh(extra)), atol=1e-6)
+    count = mask[counts].sum() if objective.by_document else counts.sum()
+    assert torch.allclose(values.sum() / count, LOSSES[name](scores, labels, mask, **_fresh(extra)), atol=1e-6)
     nothing = objective.values(scores[:0], labels[:0], mask[:0], torch.Generator())
     nothing.sum().backward()
     assert nothing.shape == (0,) and objective.counts(labels[:0], mask[:0]).shape == (0,)
@@ -224,14 +225,14 @@ def _fresh(extra):
 
 
 def test_the_threshold_of_a_binary_metric_decides_which_lists_count():
-    objective = make_objective(Config(loss=Loss("neural_map", {"threshold": 2.0})))
+    (objective,) = make_objectives(Config(loss=Loss("neural_map", {"threshold": 2.0}))).values()
     labels, mask = torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.ones(2, 2, dtype=torch.bool)
     assert objective.counts(labels, mask).tolist() == [False, True]
 
 
 def test_tanh_is_the_relaxed_sorts_unless_told():
     for loss, expected in {"neural_ndcg": True, "neural_mrr@5": True, "listnet": False}.items():
-        spec, _ = loss_of(Config(loss=Loss(loss)))
+        spec, _ = losses_of(Config(loss=Loss(loss)))[loss]
         assert make_model(Model(), 3, 1, tanh=spec.tanh).tanh is expected
         assert make_model(Model(kind="linear", tanh=not expected), 3, 1, tanh=spec.tanh).tanh is not expected
 

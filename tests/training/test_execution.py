@@ -9,7 +9,7 @@ from training_cases import CPU, TRAIN, VALI, new_state, run, stops_at, with_
 
 from rankgrad.errors import NonFiniteError
 from rankgrad.models import MLP, Transformer
-from rankgrad.training.build import make_objective, validate
+from rankgrad.training.build import make_objectives, validate
 from rankgrad.training.config import Model, Train
 from rankgrad.training.execution import expectations, plan_execution
 from rankgrad.training.loop import Epoch, train
@@ -77,7 +77,7 @@ def ended(config, device, **changes):
     """Metrics and losses of a run, and its weights, but for the keys' bias, which has no gradient."""
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, device=device.type, **changes))
     state = new_state(config, device=device)
-    events = list(train(state, make_objective(config), TRAIN, VALI, config, device))
+    events = list(train(state, make_objectives(config), TRAIN, VALI, config, device))
     for name, wish in changes.items():
         assert getattr(state.plan, name) == wish, state.plan
     weights = {k: v.cpu() for k, v in state.model.state_dict().items() if not k.endswith("key.bias")}

@@ -15,11 +15,11 @@ from rankgrad.data.batches import batches
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.errors import NonFiniteError
 from rankgrad.losses import LOSSES
-from rankgrad.training.build import make_objective
+from rankgrad.training.build import make_objectives
 from rankgrad.training.config import Model, Optimiser
 from rankgrad.training.evaluate import evaluate, mean
 from rankgrad.training.loop import Epoch, Step, train
-from rankgrad.training.state import Progress, finished, learning_rate
+from rankgrad.training.state import Progress, learning_rate
 from rankgrad.training.step import Objective
 
 # --- a step is what the formula says ----------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ def test_a_bad_list_stops_the_run_and_is_named_and_never_learned(query, value, l
     config = with_(loss_name=loss)
     state = new_state(config)
     clean = new_state(config)
-    good = train(clean, make_objective(config), TRAIN, VALI, config, CPU)
-    bad = train(state, make_objective(config), poisoned(query, value), VALI, config, CPU)
+    good = train(clean, make_objectives(config), TRAIN, VALI, config, CPU)
+    bad = train(state, make_objectives(config), poisoned(query, value), VALI, config, CPU)
     with pytest.raises(NonFiniteError) as caught:
         all(next(good) for _ in bad)  # step by step beside each other
     named = f"look at query {TRAIN.query_ids[query]}, "
@@ -155,7 +155,7 @@ def test_a_skipped_step_is_counted_and_changes_nothing():
     state = new_state(config)
     before, skips = tensors_of(state), 0
     bad = poisoned(3)
-    for event in train(state, make_objective(config), bad, VALI, config, CPU):
+    for event in train(state, make_objectives(config), bad, VALI, config, CPU):
         after = tensors_of(state)
         assert all(tensor.isfinite().all() for tensor in after.values())
         if isinstance(event, Step):
@@ -187,9 +187,9 @@ def test_a_gradient_that_is_not_finite_is_refused_though_the_loss_is():
 
 def test_a_loss_that_is_not_finite_is_refused_though_the_gradient_is():
     config = with_(train_epochs=1)
-    state, objective = new_state(config), make_objective(config)
+    state, (objective,) = new_state(config), make_objectives(config).values()
     before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
-    spoilt = Objective(lambda *given: objective.values(*given) + math.inf, objective.counts)
+    spoilt = {"spoilt": Objective(lambda *given: objective.values(*given) + math.inf, objective.counts)}
     with pytest.raises(NonFiniteError, match="step 1 in epoch 1"):
         list(train(state, spoilt, TRAIN, VALI, config, CPU))
     assert same(state.model.state_dict(), before)
@@ -252,7 +252,7 @@ def test_a_plateau_lowers_the_rate_and_a_better_metric_starts_the_count_again():
 def test_patience_stops_a_run_that_gets_no_better():
     state, epochs, _ = stuck(CONFIG, train_patience=2, train_epochs=9)
     assert [(e.epoch, e.best, e.stop) for e in epochs] == [(1, True, False), (2, False, False), (3, False, True)]
-    assert finished(state.progress, with_(train_patience=2, train_epochs=9).train)
+    assert state.finished(with_(train_patience=2, train_epochs=9).train)
     _, more, _ = run(with_(train_patience=2, train_epochs=9), state=state)
     assert more == []  # resumed after its end, it has nothing left to do
 
@@ -260,7 +260,7 @@ def test_patience_stops_a_run_that_gets_no_better():
 def test_the_best_weights_are_those_of_the_best_epoch():
     config = with_(train_epochs=6)
     state = new_state(config)
-    events = train(state, make_objective(config), TRAIN, VALI, config, CPU)
+    events = train(state, make_objectives(config), TRAIN, VALI, config, CPU)
     kept = [(e.metric, copy.deepcopy(state.model.state_dict())) for e in events if isinstance(e, Epoch)]
     best = int(np.argmax([metric for metric, _ in kept]))
     assert best < 5  # the last is not the best here

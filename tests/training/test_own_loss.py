@@ -15,7 +15,7 @@ from rankgrad.core.lists import prepare, reduce
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.estimator import NeuralRanker
 from rankgrad.losses import LOSS_TABLE, LOSSES, LossSpec
-from rankgrad.losses.informative import has_document, has_match, has_pair, has_relevant
+from rankgrad.losses.informative import has_document, has_error, has_match, has_pair, has_relevant
 from rankgrad.runs.run import Finished, train_run
 from rankgrad.training.build import losses_of, make_objectives, validate
 from rankgrad.training.config import Config, Data, Loss, Model, Train
@@ -196,7 +196,7 @@ def test_lists_found_by_their_gradient_are_those_of_the_rule(spec):
     else:  # a list of equal labels counts with a constant loss, whose gradient is 0
         assert (found <= expected).all() and found[0] and found[3]
     assert not expected[1] or spec.counts is has_document
-    assert expected[2] == (spec.counts in (has_document, has_relevant, has_match))
+    assert expected[2] == (spec.counts in (has_document, has_error, has_relevant, has_match))
 
 
 NAMES_MAY_STAND_IN = ("losses/", "reproduce/rows.py", "reproduce/claims.py", "cli/demo.py")  # rows of tables have them

@@ -10,7 +10,7 @@ from training_cases import TRAIN, VALI, new_state, with_
 from rankgrad.data.packed import packed_lists
 from rankgrad.kernels.encoder import attention, fused, gather
 from rankgrad.models import MLP, Transformer
-from rankgrad.training.build import make_objective
+from rankgrad.training.build import make_objectives
 from rankgrad.training.config import Config, Loss, Train
 from rankgrad.training.loop import train
 from rankgrad.training.warmup import compile_kernels
@@ -72,7 +72,7 @@ def batch():
 
 def compiled(model, loss, batches):
     """The shapes a loss saw."""
-    objective, seen = make_objective(Config(loss=Loss(loss))), []
+    (objective,), seen = make_objectives(Config(loss=Loss(loss))).values(), []
 
     def values(scores, labels, mask, generator):
         seen.append(tuple(scores.shape))
@@ -106,7 +106,8 @@ def test_what_goes_wrong_is_left_for_the_step_to_say(batch):
     def broken(*_):
         raise IndexError
 
-    objective = make_objective(Config())._replace(values=broken)
+    (objective,) = make_objectives(Config()).values()
+    objective = objective._replace(values=broken)
     compile_kernels(MLP(136, hidden=(4,)).to(DEVICE), objective, Train(), [batch], 136, DEVICE)
 
 
@@ -124,7 +125,7 @@ def test_products_have_the_dtype_of_the_run(precision, batch, monkeypatch):
     for name in ("relu_dropout", "linear"):  # some CPUs have no bfloat16 products
         monkeypatch.setattr(fused, name, lambda *given: heard.append((given[0].dtype, precision == "float32")))
     model = Transformer(136, width=8, layers=1, feedforward=16).to(DEVICE)
-    compile_kernels(model, make_objective(Config()), Train(precision=precision), [batch], 136, DEVICE)
+    compile_kernels(model, *make_objectives(Config()).values(), Train(precision=precision), [batch], 136, DEVICE)
     assert heard.count((dtype, precision == "float32")) == 3
     assert set(heard) == {(dtype, precision == "float32"), (dtype, dtype), (dtype, torch.float32)}
 
@@ -149,7 +150,7 @@ def test_steps_compile_nothing_more(precision, monkeypatch):
 
     monkeypatch.setattr("rankgrad.training.loop.compile_kernels", compile_and_note)
     monkeypatch.setattr(triton.knobs.compilation, "listener", listen)
-    for _ in train(new_state(config, device=DEVICE), make_objective(config), TRAIN, VALI, config, DEVICE):
+    for _ in train(new_state(config, device=DEVICE), make_objectives(config), TRAIN, VALI, config, DEVICE):
         pass
     assert "_add_norm_backward" in before
     assert not in_steps

@@ -7,7 +7,7 @@ import torch
 
 from rankgrad.data.scaling import fit_scaling
 from rankgrad.data.synthetic import synthetic
-from rankgrad.training.build import loss_of, make_model, make_objective
+from rankgrad.training.build import losses_of, make_model, make_objectives
 from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train
 from rankgrad.training.data import scaled
 from rankgrad.training.loop import Epoch, train
@@ -36,14 +36,14 @@ def with_(config=CONFIG, **changes):
 def new_state(config, seed=0, device=CPU, units=1):
     """A model that has learned nothing yet, and its optimiser."""
     torch.manual_seed(seed)
-    model = make_model(config.model, 136, units, tanh=loss_of(config)[0].tanh).to(device)
+    model = make_model(config.model, 136, units, tanh=losses_of(config)[config.loss.name][0].tanh).to(device)
     return TrainState(model, make_optimiser(model, config.optimiser))
 
 
 def run(config, train_set=TRAIN, vali_set=VALI, state=None, stop=lambda: False):
     """Train to the end: the state, the epochs, all events."""
     state = state or new_state(config)
-    events = list(train(state, make_objective(config), train_set, vali_set, config, CPU, stop=stop))
+    events = list(train(state, make_objectives(config), train_set, vali_set, config, CPU, stop=stop))
     return state, [event for event in events if isinstance(event, Epoch)], events
 
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.runs.compare import ENSEMBLE
-from rankgrad.runs.folder import CONVENTION, FIRST_EPOCH, LAST_EPOCH
+from rankgrad.runs.folder import CONVENTION
 from rankgrad.runs.significance import LEVEL
 from rankgrad.runs.text import RULES, by_rule, format_mean, table
+from rankgrad.training.state import FIRST_EPOCH, LAST_EPOCH
 
 
 def describe_report(report: Mapping[str, Any]) -> str:

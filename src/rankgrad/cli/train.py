@@ -101,7 +101,7 @@ def train(
         events = train_run(resume)
     else:
         config = configure(data or "", given, settings or [], recipe)
-        events = train_run(out or new_folder(config.loss.name), config)
+        events = train_run(out or new_folder(config.loss.title), config)
     report = follow(events, quiet=quiet)
     if report is not None:
         show(report, describe_report, quiet=quiet, as_json=as_json)

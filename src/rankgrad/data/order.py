@@ -114,6 +114,19 @@ def mix(values: Integers) -> Integers:
     return values ^ (values >> 31 & (1 << 33) - 1)
 
 
+def hash_of(*numbers: int) -> int:
+    """A pseudo-random number below 2^63 that is a function of the numbers alone.
+
+    >>> hash_of(0, 7) == hash_of(0, 7), hash_of(0, 7) == hash_of(7, 0)
+    (True, False)
+    """
+    key = np.zeros((), np.int64)
+    with np.errstate(over="ignore"):
+        for number in numbers:
+            key = mix(key + 1 + np.int64((number + 2**63) % 2**64 - 2**63))
+    return int(key) & (2**63 - 1)
+
+
 def random_keys(ids: np.ndarray, *numbers: int) -> np.ndarray:
     """Pseudo-random int64 keys [Q], each a function of its query id (integer or text) and the numbers alone.
 

@@ -49,6 +49,7 @@ class PackedLists(Iterator[Packed]):
         list_size: int,
         device: str | torch.device,
         start: int,
+        row_multiple: int,
     ) -> None:
         self.step, self.lists = start, 0
         self._sizes = [end - begin for begin, end in plan.steps]
@@ -59,7 +60,7 @@ class PackedLists(Iterator[Packed]):
         count = np.where(place < ends[:, None], np.minimum(dataset.lengths[queries], list_size), 0)  # [S, B]
         widths = np.array([*(width for width in WIDTHS if width < list_size), list_size])
         self._widths = widths[np.searchsorted(widths, count.max(1))]
-        multiple = ROW_MULTIPLE * -(-batch_size * list_size // (SHAPES * ROW_MULTIPLE))
+        multiple = 1 if row_multiple == 1 else row_multiple * -(-batch_size * list_size // (SHAPES * row_multiple))
         rows = -(-count.sum(1) // multiple) * multiple  # [S], padding included
         self._begins = [0, *np.cumsum(rows).tolist()]
         offsets, self._offset_begins = _offsets(count, rows, self._widths, multiple)
@@ -92,8 +93,11 @@ def packed_lists(
     epoch: int = 0,
     device: str | torch.device = "cpu",
     start: int = 0,
+    row_multiple: int = ROW_MULTIPLE,
 ) -> PackedLists:
     """The same lists in the same steps as `batches` gives, end to end, for a single process.
+
+    The rows of a step, padding included, are a multiple of `row_multiple` or more; 1: there is no padding.
 
     >>> data = RankingDataset(np.ones((5, 2)), [0, 1, 0, 0, 2], offsets=[0, 3, 5], query_ids=[7, 9])
     >>> step = next(packed_lists(data, 2, list_size=240))
@@ -101,7 +105,9 @@ def packed_lists(
     ([0, 1, 2, 3, 4], [0, 3, 5], [0, 1])
     """
     plan = plan_epoch(dataset.query_ids, dataset.lengths, batch_size, list_size=list_size, seed=seed, epoch=epoch)
-    return PackedLists(dataset, plan, batch_size, list_size=list_size, device=device, start=start)
+    return PackedLists(
+        dataset, plan, batch_size, list_size=list_size, device=device, start=start, row_multiple=row_multiple
+    )
 
 
 def padded(

@@ -42,9 +42,6 @@ CONFIG, HISTORY, MODEL, QUERIES, REPORT = (
 TREES = "trees.json"
 CURVE = {k: f"ndcg@{k}" for k in (*range(1, 21), 30, 50, 100)}  # cut-offs that a report draws
 CONVENTION = "gain 2^y - 1, discount 1 / log2(rank + 1), ties in input order"
-LAST_EPOCH = "last epoch, whatever validation said"
-FIRST_EPOCH = "first epoch, because no validation query tells one ranking from another"
-BEST_EPOCH = "best epoch by validation"
 _AGAIN = "; put a copy of it back, or train the run again"
 
 

@@ -26,14 +26,15 @@ from rankgrad.ranker import Ranker
 from rankgrad.runs import folder as files
 from rankgrad.runs.provenance import versions
 from rankgrad.training import distributed
-from rankgrad.training.build import Loss, as_spec, make_device, make_objective, validate
+from rankgrad.training.build import OwnLoss, as_spec, make_device, make_objectives, make_state, validate
 from rankgrad.training.config import Config, dumps, loads, replaced
-from rankgrad.training.data import ScaledSplits, shared_splits
+from rankgrad.training.data import ScaledSplits, shared_splits, without_zero_weights
 from rankgrad.training.distributed import Signals, lost_a_process
-from rankgrad.training.evaluate import can_choose, evaluate
+from rankgrad.training.evaluate import evaluate
 from rankgrad.training.loop import Epoch, Step, train
+from rankgrad.training.members import MemberState
 from rankgrad.training.precision import threads_and_precision
-from rankgrad.training.state import TrainState, finished, make_optimiser
+from rankgrad.training.state import TrainState
 
 
 class Started(NamedTuple):
@@ -54,7 +55,7 @@ SplitReader = Callable[[Config, Path, int], ScaledSplits]  # of the configuratio
 
 
 def train_run(
-    folder: Path, config: Config | None = None, *, loss: Loss = None, read: SplitReader = shared_splits
+    folder: Path, config: Config | None = None, *, loss: OwnLoss = None, read: SplitReader = shared_splits
 ) -> Iterator[Event]:
     """Train a run to its end, yielding what happens; writes as it goes.
 
@@ -88,7 +89,7 @@ def train_run(
             signals.patient = True
 
 
-def _begin(folder: Path, config: Config | None, loss: Loss) -> Started:
+def _begin(folder: Path, config: Config | None, loss: OwnLoss) -> Started:
     """Make the folder of a new run, or look at that of one to resume."""
     if config is None:
         config = files.read_config(folder)
@@ -98,7 +99,7 @@ def _begin(folder: Path, config: Config | None, loss: Loss) -> Started:
             shutil.rmtree(stray)
         return Started(folder, config)
     if loss is not None:
-        _, at, depth = config.loss.name.partition("@")
+        _, at, depth = config.loss.names[0].partition("@")
         config = replaced(config, "loss.name", f"{as_spec(loss).name}{at}{depth}")
     config = validate(config, loss)
     source = config.data.path
@@ -121,7 +122,7 @@ def _received(content: bytes) -> Started:
 
 
 def _train_run(
-    config: Config, folder: Path, rank: int, world: int, signals: Signals, loss: Loss, read: SplitReader
+    config: Config, folder: Path, rank: int, world: int, signals: Signals, loss: OwnLoss, read: SplitReader
 ) -> Iterator[Step | Epoch | Finished]:
     device = make_device(config.train.device)
     versions()  # asks for the commit now, not when something else may have been checked out
@@ -131,15 +132,17 @@ def _train_run(
             f"no query in the test split of {config.data.path} has a relevant document: the run is judged by validation alone",
             file=sys.stderr,
         )
+    train_set, vali_set = splits["train"], splits["vali"]
+    if config.members.bag > 1:  # every query teaches some members and validates others
+        train_set = vali_set = without_zero_weights(RankingDataset.concatenate([train_set, vali_set]))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
-        ranker = Ranker.build(config, splits["train"], scaling, device, loss)
-    state = TrainState(ranker.model, make_optimiser(ranker.model, config.optimiser))
+        state = make_state(config, train_set, device, loss)
     record = _Record(folder, config, state, fingerprint, writes=rank == 0)
     record.restore()
     signals.patient = True
-    objective = make_objective(config, loss)
-    loop = train(state, objective, splits["train"], splits["vali"], config, device, stop=lambda: signals.received)
+    objectives = make_objectives(config, loss)
+    loop = train(state, objectives, train_set, vali_set, config, device, stop=lambda: signals.received)
     try:
         for event in loop:
             if isinstance(event, Epoch):
@@ -150,26 +153,26 @@ def _train_run(
             record.save()  # the step that failed has changed nothing
         raise
     record.close()
-    if not finished(state.progress, config.train):
+    if not state.finished(config.train):
         record.save()
         distributed.barrier()
         raise InterruptedRunError(
             f"stopped in epoch {state.progress.epoch + 1} and saved; go on with: rankgrad train --resume {folder}"
         )
     signals.stop_at_once()
-    if config.train.select == "best":
-        ranker.model.load_state_dict(state.best)
+    model, selected = state.result(config, vali_set, device)
+    ranker = Ranker.of(model, scaling, config, splits["train"], device, loss)
     results = {
-        split: evaluate(ranker.model, splits[split], metrics, device=device, rank=rank, world=world)
+        split: evaluate(model, splits[split], metrics, device=device, rank=rank, world=world)
         for split, metrics in files.metrics_to_measure(splits, config.train.metrics).items()
     }
     if rank == 0:
         files.write_ranker(folder, ranker)
         facts = {
-            "loss": config.loss.name,
+            "loss": config.loss.title,
             "data": config.data.path,
             "seed": config.train.seed,
-            **_selected(config, state, splits["vali"]),
+            **selected,
             "epochs": state.progress.epoch,
             "seconds": round(record.seconds(), 3),
             "processes": world,
@@ -185,21 +188,12 @@ def _train_run(
     distributed.barrier()
 
 
-def _selected(config: Config, state: TrainState, validation: RankingDataset) -> dict[str, Any]:
-    """Which epoch's weights are kept, and why."""
-    if config.train.select == "last":
-        return {"selection": files.LAST_EPOCH, "best_epoch": state.progress.epoch}
-    chosen = can_choose(validation, config.train.metric)
-    return {
-        "selection": files.BEST_EPOCH if chosen else files.FIRST_EPOCH,
-        "best_epoch": state.progress.best_epoch,
-    }
-
-
 class _Record:
     """What a run writes while it trains: checkpoints, the history, TensorBoard's events. One process writes, the others do not."""
 
-    def __init__(self, folder: Path, config: Config, state: TrainState, fingerprint: str, *, writes: bool) -> None:
+    def __init__(
+        self, folder: Path, config: Config, state: TrainState | MemberState, fingerprint: str, *, writes: bool
+    ) -> None:
         self._folder, self._config, self._state, self._fingerprint, self._writes = (
             folder, config, state, fingerprint, writes,
         )  # fmt: skip
@@ -249,9 +243,10 @@ class _Record:
 
     def save(self) -> None:
         """Write a checkpoint."""
+        tensors = self._state.tensors()  # in every process: members are gathered for it
         if self._writes:
             facts = {"seconds": self.seconds(), "data": self._fingerprint}
-            self._checkpoints.save(self._state.tensors(), self._state.facts() | facts)
+            self._checkpoints.save(tensors, self._state.facts() | facts)
 
     def close(self) -> None:
         """No more events."""

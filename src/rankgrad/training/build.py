@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import importlib.util
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -13,17 +14,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankgrad.checks import non_negative, one_of, positive, probability, whole
+from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import KINDS
 from rankgrad.losses import LOSS_TABLE, LOSSES, LossSpec
 from rankgrad.metrics import parse_metric
-from rankgrad.models import MLP, MODELS, Linear, Transformer
+from rankgrad.models import MLP, MODELS, AveragedMembers, Linear, Members, Transformer
 from rankgrad.training.config import Config, Model, Optimiser, Train, checked_types
 from rankgrad.training.execution import CHOICES
+from rankgrad.training.members import MemberState
 from rankgrad.training.precision import PRECISIONS
-from rankgrad.training.state import OPTIMISERS, SCHEDULES
+from rankgrad.training.state import OPTIMISERS, SCHEDULES, TrainState, make_optimiser
 from rankgrad.training.step import Objective
 
-Loss = LossSpec | Callable[..., Tensor] | None  # a caller's own, None: that of the configuration's name
+OwnLoss = LossSpec | Callable[..., Tensor] | None  # a caller's own, None: that of the configuration's name
 
 
 def as_spec(loss: LossSpec | Callable[..., Tensor]) -> LossSpec:
@@ -52,9 +55,13 @@ def parse_loss(text: str) -> tuple[LossSpec, dict[str, Any]]:
     return spec, _cutoff(spec, text)
 
 
-def loss_of(config: Config, loss: Loss = None) -> tuple[LossSpec, dict[str, Any]]:
-    """The loss of a configuration, or the caller's own, and all options it is given."""
-    name, options = config.loss.name, config.loss.options
+def losses_of(config: Config, loss: OwnLoss = None) -> dict[str, tuple[LossSpec, dict[str, Any]]]:
+    """By name the losses of a configuration, or the caller's own, and all options each is given."""
+    return {name: _loss_of(config, name, loss) for name in config.loss.names}
+
+
+def _loss_of(config: Config, name: str, loss: OwnLoss) -> tuple[LossSpec, dict[str, Any]]:
+    options = config.loss.options
     if loss is None:
         spec, cutoff = parse_loss(name)
     else:
@@ -74,14 +81,17 @@ def _cutoff(spec: LossSpec, text: str) -> dict[str, Any]:
     return {"k": int(depth)}
 
 
-def make_objective(config: Config, loss: Loss = None) -> Objective:
-    """The loss of a configuration: one value per list, unchecked (the loop has its own policy for bad numbers)."""
-    spec, options = loss_of(config, loss)
+def make_objectives(config: Config, loss: OwnLoss = None) -> dict[str, Objective]:
+    """The losses of a configuration: one value per list, unchecked (the loop has its own policy for bad numbers)."""
+    return {name: _make_objective(spec, options) for name, (spec, options) in losses_of(config, loss).items()}
+
+
+def _make_objective(spec: LossSpec, options: dict[str, Any]) -> Objective:
     parameters = spec.parameters
     own = {"scores", "labels", "mask", "k", "check", "reduction", "generator", "noise", "sort", "backend"}
     known = [key for key in parameters if key not in own]
-    for key in config.loss.options:
-        if key not in known:
+    for key in options:
+        if key not in (*known, "k"):
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
             raise ValueError(f"the loss {spec.name} has no option {key!r}; {takes}")
         if isinstance(parameters[key].default, bool) and not isinstance(options[key], bool):
@@ -105,10 +115,22 @@ def make_objective(config: Config, loss: Loss = None) -> Objective:
     return objective
 
 
-def takes_gain(config: Config, loss: Loss = None) -> bool:
+def takes_gain(config: Config, loss: OwnLoss = None) -> bool:
     """Whether the loss of a configuration takes the gain 2^y - 1 of a label, which the largest labels do not have."""
-    spec, options = loss_of(config, loss)
-    return spec.gain and options.get("gain", "exp2") == "exp2"
+    specs = losses_of(config, loss).values()
+    return any(spec.gain and options.get("gain", "exp2") == "exp2" for spec, options in specs)
+
+
+def make_state(
+    config: Config, data: RankingDataset, device: torch.device, loss: OwnLoss = None
+) -> TrainState | MemberState:
+    """What is trained on lists like `data`, at its start; one model draws its weights from torch's global generator."""
+    specs = [spec for spec, _ in losses_of(config, loss).values()]
+    if config.members.count > 1 and not config.members.share:
+        return MemberState.build(config, data, [spec.tanh for spec in specs], device)
+    units = specs[0].units(int(data.labels.max()))
+    model = make_model(config.model, data.features.shape[1], units, tanh=specs[0].tanh).to(device)
+    return TrainState(model, make_optimiser(model, config.optimiser))
 
 
 def make_model(settings: Model, features: int, units: int, *, tanh: bool) -> nn.Module:
@@ -125,6 +147,7 @@ def make_model(settings: Model, features: int, units: int, *, tanh: bool) -> nn.
             input_noise=settings.input_noise,
             units=units,
             tanh=tanh,
+            inputs=settings.inputs,
         )
     if settings.kind == "mlp":
         return MLP(
@@ -134,9 +157,16 @@ def make_model(settings: Model, features: int, units: int, *, tanh: bool) -> nn.
             input_noise=settings.input_noise,
             units=units,
             tanh=tanh,
+            inputs=settings.inputs,
         )
     one_of("model.kind", settings.kind, ("transformer", "mlp", "linear"))
-    return Linear(features, input_noise=settings.input_noise, units=units, tanh=tanh)
+    return Linear(features, input_noise=settings.input_noise, units=units, tanh=tanh, inputs=settings.inputs)
+
+
+def make_averaged(config: Config, features: int, members: int) -> AveragedMembers:
+    """The average of some members, to be given their weights."""
+    hidden = config.model.hidden if config.model.kind == "mlp" else ()
+    return AveragedMembers(Members(features, ids=range(members), hidden=hidden, inputs=config.model.inputs))
 
 
 def make_device(name: str) -> torch.device:
@@ -149,7 +179,7 @@ def make_device(name: str) -> torch.device:
     return device
 
 
-def validate(config: Config, loss: Loss = None) -> Config:
+def validate(config: Config, loss: OwnLoss = None) -> Config:
     """Check everything that can be checked before data is read, and write down what the machine decides."""
     config = checked_types(config)
     one_of("data.scaling", config.data.scaling, KINDS)
@@ -157,8 +187,9 @@ def validate(config: Config, loss: Loss = None) -> Config:
     whole("data.list_size", config.data.list_size, 2)
     if not 0 < positive("data.validation", config.data.validation) < 1:
         raise ValueError(f"data.validation must be above 0 and below 1, got {config.data.validation!r}")
-    make_objective(config, loss)
+    make_objectives(config, loss)
     _check_model(config.model)
+    _check_members(config, loss)
     _check_optimiser(config.optimiser)
     settings = config.train
     _check_train(settings)
@@ -181,6 +212,39 @@ def _check_model(settings: Model) -> None:
         raise ValueError(f"in [model], {error}") from None
 
 
+def _check_members(config: Config, loss: OwnLoss) -> None:
+    members = config.members
+    for name, least in (("count", 1), ("first", 0), ("keep", 1), ("bag", 1), ("smooth", 1)):
+        whole(f"members.{name}", getattr(members, name), least)
+    for name, low in (("lr", 0.0), ("dropout", -1.0), ("weight_decay", -1.0), ("scale", 0.0)):
+        given = getattr(members.ranges, name)
+        if len(given) != 2 or not low < given[0] <= given[1] < (1 if name == "dropout" else math.inf):
+            raise ValueError(
+                f"members.ranges.{name} must be two numbers, from the least to the most, got {list(given)}"
+            )
+    if members.count == 1:
+        if len(config.loss.names) > 1:
+            raise ValueError(
+                f"loss.name names {len(config.loss.names)} losses and members.count is 1; expected one loss, or members to deal "
+                "them out among, such as members.count = 64"
+            )
+        if members.bag > 1:
+            raise ValueError("members.bag needs members to bag; expected members.count above 1")
+        return
+    if config.model.kind not in ("mlp", "linear"):
+        raise ValueError(
+            f"members with weights of their own are of kind mlp or linear, got model.kind = {config.model.kind!r}; choose one of "
+            "these, or members.share = true"
+        )
+    if config.train.select == "last" and members.bag > 1:
+        raise ValueError(
+            "train.select = 'last' chooses nothing, and members.bag holds queries out to choose by; leave one out"
+        )
+    for spec, _ in losses_of(config, loss).values():
+        if spec.units(4) > 1:
+            raise ValueError(f"the loss {spec.name} needs several outputs per document, which members do not have")
+
+
 def _check_optimiser(settings: Optimiser) -> None:
     one_of("optimiser.name", settings.name, OPTIMISERS)
     one_of("optimiser.schedule", settings.schedule, SCHEDULES)
@@ -193,6 +257,7 @@ def _check_optimiser(settings: Optimiser) -> None:
         whole("every one of optimiser.milestones", milestone, 1)
     whole("optimiser.plateau", settings.plateau, 1)
     whole("optimiser.warmup", settings.warmup, 0)
+    whole("optimiser.warmup_epochs", settings.warmup_epochs, 0)
 
 
 def _check_train(settings: Train) -> None:

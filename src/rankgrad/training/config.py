@@ -53,14 +53,48 @@ class Model:
     dropout: float = 0.1
     input_noise: float = 0.0  # deviation of the noise added to scaled features in training
     tanh: bool | None = None
+    inputs: str = "features"  # features; list: each feature's difference from its list's mean beside it
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """From where to where members' hyper-parameters are drawn: dropout uniform, the others log-uniform."""
+
+    lr: tuple[float, ...] = (3e-4, 6e-3)
+    dropout: tuple[float, ...] = (0.0, 0.5)
+    weight_decay: tuple[float, ...] = (1e-4, 0.3)
+    scale: tuple[float, ...] = (0.5, 4.0)  # of tanh on the scores, for losses that take it
+
+
+@dataclass(frozen=True)
+class Members:
+    """Many networks trained at once, each with hyper-parameters of its own; the best are averaged."""
+
+    count: int = 1  # 1: one network, by [model] and [optimiser] alone
+    first: int = 0  # number of the first; what a member is follows from the seed and its number
+    keep: int = 16  # members whose scores are averaged, the best on validation
+    share: bool = False  # one network with member vectors on shared weights (TabM) instead of networks of their own
+    bag: int = 1  # folds of the queries: a member learns from all but one of them and is validated on that one
+    smooth: int = 1  # epochs whose validation values are averaged to choose a member's epoch
+    ranges: Ranges = field(default_factory=Ranges)
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss by name, `neural_ndcg@10` for a cut-off, and options it takes."""
+    """A loss by name, `neural_ndcg@10` for a cut-off, and options it takes; members are dealt out among several names."""
 
-    name: str = "neural_ndcg"
+    name: str | tuple[str, ...] = "neural_ndcg"
     options: Mapping[str, Option] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One, or several for members."""
+        return (self.name,) if isinstance(self.name, str) else self.name
+
+    @property
+    def title(self) -> str:
+        """For reports and folders."""
+        return "+".join(self.names)
 
 
 @dataclass(frozen=True)
@@ -76,6 +110,7 @@ class Optimiser:
     gamma: float = 0.1  # step, plateau
     plateau: int = 5  # plateau: epochs without a better validation metric before lr falls
     warmup: int = 0  # steps over which lr rises from zero
+    warmup_epochs: int = 0  # and epochs
 
 
 @dataclass(frozen=True)
@@ -112,6 +147,7 @@ class Config:
     model: Model = field(default_factory=Model)
     loss: Loss = field(default_factory=Loss)
     optimiser: Optimiser = field(default_factory=Optimiser)
+    members: Members = field(default_factory=Members)
     train: Train = field(default_factory=Train)
 
 
@@ -168,11 +204,15 @@ def _sections(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
     """Sections with the keys that have a value; TOML has no null: an absent key is the default."""
     for section in dataclasses.fields(config):
         values = getattr(config, section.name)
-        known = {key.name: getattr(values, key.name) for key in dataclasses.fields(values)}
+        known = {key.name: _plain(getattr(values, key.name)) for key in dataclasses.fields(values)}
         for key in dataclasses.fields(values):
             if known[key.name] is None and key.default is not None:
                 raise ValueError(f"{section.name}.{key.name} is None; expected a value such as {key.default!r}")
         yield section.name, {key: value for key, value in known.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _leave_out_gone(table: dict[str, Any], source: str) -> None:
@@ -206,7 +246,8 @@ def _value(kind: Any, value: Any, name: str, source: str) -> Any:
         return _build(typing.cast(type, kind), value, name, source)
     if isinstance(kind, types.UnionType):  # X | None: TOML cannot say None, so a value must be an X
         kinds = [option for option in typing.get_args(kind) if option is not type(None)]
-        kind = next((option for option in kinds if type(value) is option), kinds[0])
+        lists = [option for option in kinds if typing.get_origin(option) is tuple and isinstance(value, list | tuple)]
+        kind = next((option for option in [*lists, *kinds] if option in lists or type(value) is option), kinds[0])
     origin = typing.get_origin(kind)
     if origin is tuple:
         item = typing.get_args(kind)[0]
@@ -320,5 +361,8 @@ def _set(config: Config, text: str) -> Config:
         value = json.dumps(value)
     part = loads(f"[{section}]\n{key} = {value}", f"--set {text}")
     if section == "loss.options":
-        return replaced(config, "loss.options", {**config.loss.options, **part.loss.options})
+        return replaced(config, section, {**config.loss.options, **part.loss.options})
+    if section == "members.ranges":
+        ranges = dataclasses.replace(config.members.ranges, **{key: getattr(part.members.ranges, key)})
+        return replaced(config, section, ranges)
     return replaced(config, name, getattr(getattr(part, section), key))

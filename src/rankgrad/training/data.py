@@ -85,6 +85,15 @@ def load_splits(config: Config) -> ScaledSplits:
     return {name: scaled(data, scaling) for name, data in splits.items()}, scaling, fingerprint
 
 
+def without_zero_weights(data: RankingDataset) -> RankingDataset:
+    """The queries that weigh anything."""
+    if data.weights is None or data.weights.all():
+        return data
+    if not data.weights.any():
+        raise ValueError("every query has weight 0; expected a weight above 0 somewhere; correct the weights")
+    return data.select(data.weights > 0)
+
+
 def scaled(data: RankingDataset, scaling: Scaling) -> RankingDataset:
     """The same lists with scaled features."""
     return dataclasses.replace(data, features=scaling.apply(data.features))

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from rankgrad.errors import InterruptedRunError, OtherProcessError
 
@@ -27,6 +28,11 @@ def rank() -> int:
     if dist.is_initialized():
         return dist.get_rank()
     return int(os.environ["RANK"]) if _launched() else 0
+
+
+def place() -> tuple[int, int]:
+    """The number of this process and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 @contextlib.contextmanager
@@ -50,6 +56,38 @@ def barrier() -> None:
     """Return when every process has come here."""
     if dist.is_initialized():
         dist.all_reduce(torch.zeros(1))  # unlike dist.barrier it needs no GPU
+
+
+def any_process(value: bool) -> bool:
+    """Whether it is true in any process."""
+    return sum_over_processes(float(value)) > 0
+
+
+def sum_over_processes(value: float) -> float:
+    """The sum of what the processes have."""
+    if not dist.is_initialized():
+        return value
+    total = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def gather_rows(tensor: Tensor) -> Tensor:
+    """Rows that are dealt out among the processes in turn, put together in every process, on the CPU."""
+    tensor = tensor.detach().cpu()
+    world = place()[1]
+    if world == 1:
+        return tensor
+    total = int(sum_over_processes(len(tensor)))
+    padded = torch.zeros(-(-total // world), *tensor.shape[1:], dtype=tensor.dtype)
+    padded[: len(tensor)] = tensor
+    parts = [torch.empty_like(padded) for _ in range(world)]
+    as_bytes = padded.dtype == torch.bool
+    if as_bytes:
+        padded, parts = padded.view(torch.uint8), [part.view(torch.uint8) for part in parts]
+    dist.all_gather(parts, padded)
+    rows = torch.stack(parts, 1).flatten(0, 1)[:total]
+    return rows.view(torch.bool) if as_bytes else rows
 
 
 def from_first(make: Callable[[], T], dump: Callable[[T], bytes], load: Callable[[bytes], T]) -> T:

@@ -14,7 +14,8 @@ from torch import nn
 
 from rankgrad import kernels
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.models import Transformer
+from rankgrad.data.packed import ROW_MULTIPLE
+from rankgrad.models import Members, Transformer
 from rankgrad.training.config import Train
 
 CHOICES = ("resident", "pack", "graph")
@@ -28,6 +29,7 @@ class ExecutionPlan(NamedTuple):
     pack: bool
     graph: bool
     why_not: dict[str, str]
+    row_multiple: int = ROW_MULTIPLE  # the rows of a packed step are a multiple of this
 
     def without(self, **reasons: str) -> "ExecutionPlan":
         """The same with those off that have a reason."""
@@ -43,7 +45,7 @@ def plan_execution(
     if world > 1:
         shared = f"it works for one process, and {world} share this run"
         cannot |= {"pack": shared, "graph": shared}
-    expected = _discouraged(cannot, device)
+    expected = _discouraged(cannot, model, device)
     chosen: dict[str, bool] = {}
     why_not = {}
     for name in CHOICES:
@@ -54,7 +56,10 @@ def plan_execution(
         chosen[name] = not reason
         if reason:
             why_not[name] = reason
-    return ExecutionPlan(**chosen, why_not=why_not)
+    # Members have no kernel that wants few shapes on a CPU; on a GPU a graph for each of a few shapes.
+    members = isinstance(model, Members)
+    multiple = (1 if device.type == "cpu" else 256) if members else ROW_MULTIPLE
+    return ExecutionPlan(**chosen, why_not=why_not, row_multiple=multiple)
 
 
 def obstacles(model: nn.Module, device: torch.device) -> dict[str, str]:
@@ -72,12 +77,12 @@ def obstacles(model: nn.Module, device: torch.device) -> dict[str, str]:
 
 def expectations(model: nn.Module, device: torch.device) -> dict[str, str]:
     """What "auto" leaves off on a machine and why, whatever the data; empty where it is on."""
-    return _discouraged(obstacles(model, device), device)
+    return _discouraged(obstacles(model, device), model, device)
 
 
-def _discouraged(cannot: dict[str, str], device: torch.device) -> dict[str, str]:
-    """What cannot be done, and what does not pay on a device."""
-    on_cpu = "" if device.type == "cuda" else "it does not pay on the CPU"
+def _discouraged(cannot: dict[str, str], model: nn.Module, device: torch.device) -> dict[str, str]:
+    """What cannot be done, and what does not pay on a device; members are always packed."""
+    on_cpu = "" if device.type == "cuda" or isinstance(model, Members) else "it does not pay on the CPU"
     return {name: reason or (on_cpu if name == "pack" else "") for name, reason in cannot.items()}
 
 

@@ -5,18 +5,51 @@ happened.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from rankgrad import kernels
 from rankgrad.checks import one_of
-from rankgrad.training.config import Optimiser, Train
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.metrics import parse_metric
+from rankgrad.models import bf16_twin
+from rankgrad.training import distributed
+from rankgrad.training.config import Config, Optimiser, Train
+from rankgrad.training.evaluate import can_choose, evaluate, mean
 from rankgrad.training.execution import ExecutionPlan
+from rankgrad.training.step import Bf16Shadow, Objective, ScoredBatch, TrainStep, packed_scores, padded_scores
 
+LAST_EPOCH = "last epoch, whatever validation said"
+FIRST_EPOCH = "first epoch, because no validation query tells one ranking from another"
+BEST_EPOCH = "best epoch by validation"
 SCHEDULES = ("constant", "step", "cosine", "plateau")
 OPTIMISERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+class Step(NamedTuple):
+    """After a step: where the run is, and the newest loss that has been read (None: a GPU is still at it)."""
+
+    epoch: int  # from 0
+    step: int  # steps done of this epoch
+    steps: int  # of an epoch
+    loss: float | None
+    lists: int  # of this step, over all processes
+
+
+class Epoch(NamedTuple):
+    """After an epoch, from 1: what a line of the history holds."""
+
+    epoch: int
+    loss: float  # mean over the lists (or documents) that counted; NaN if none did
+    metric: float  # on the validation split
+    best: bool
+    lr: float
+    skipped: int  # steps refused in this epoch
+    stop: bool  # no better metric for `patience` epochs
 
 
 @dataclass
@@ -44,6 +77,7 @@ class TrainState:
     best: dict[str, Tensor] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     plan: ExecutionPlan | None = None  # how it trains, once it does
+    shares_lists = True  # of several processes each takes a part of every batch
 
     def tensors(self) -> dict[str, Tensor]:
         """By name, for a checkpoint."""
@@ -72,6 +106,90 @@ class TrainState:
             if state:
                 self.optimiser.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
 
+    def make_step(
+        self,
+        objectives: dict[str, Objective],
+        train_set: RankingDataset,
+        weights: Tensor | None,
+        config: Config,
+        plan: ExecutionPlan,
+        amp: torch.autocast,
+        generator: torch.Generator,
+    ) -> TrainStep:
+        """The step of a run, executed as planned."""
+        (objective,) = objectives.values()
+        model, settings, device = self.model, config.train, generator.device
+        score: Callable[[Any], ScoredBatch]
+        shadow = None
+        if plan.pack:
+            twin = bf16_twin(model) if settings.precision == "bf16" and device.type == "cuda" else None
+            shadow = None if twin is None else Bf16Shadow(model, twin)
+            table = train_set.tensors(device)[:2] if plan.resident else None
+            exact, kernel = settings.precision == "float32", not kernels.why_none(device)
+            score = packed_scores(twin or model, table, kernel=kernel, exact=exact)
+        else:
+            if distributed.place()[1] > 1:
+                model = nn.parallel.DistributedDataParallel(model)
+            score = padded_scores(model)
+        if plan.graph:  # which reads the rate from the device
+            for group in self.optimiser.param_groups:
+                group["lr"] = torch.as_tensor(group["lr"], device=device, dtype=torch.float32)
+        return TrainStep(
+            score,
+            objective,
+            list(model.parameters()),
+            self.optimiser,
+            weights=weights,
+            clip=config.optimiser.clip,
+            halts=settings.nonfinite == "stop",
+            amp=amp,
+            generator=generator,
+            shadow=shadow,
+        )
+
+    def end_epoch(self, vali_set: RankingDataset, config: Config, device: torch.device, lr: float) -> Epoch:
+        """Evaluate on the validation split, keep the best weights, count what early stopping and plateaus go by."""
+        progress, chosen_by = self.progress, parse_metric(config.train.metric)
+        rank, world = distributed.place()
+        values = evaluate(self.model, vali_set, [chosen_by.name], device=device, rank=rank, world=world)
+        metric = mean(values[chosen_by.name], chosen_by.empty)
+        progress.epoch, progress.step = progress.epoch + 1, 0
+        better = progress.best is None or metric > progress.best
+        if better:
+            progress.best, progress.best_epoch, progress.stale, progress.stale_since_drop = metric, progress.epoch, 0, 0
+            self.best = {key: tensor.detach().clone() for key, tensor in self.model.state_dict().items()}
+        else:
+            progress.stale += 1
+            progress.stale_since_drop += 1
+            if progress.stale_since_drop >= config.optimiser.plateau:
+                progress.drops, progress.stale_since_drop = progress.drops + 1, 0
+        ended = Epoch(
+            epoch=progress.epoch,
+            loss=progress.loss_sum / progress.loss_count if progress.loss_count else math.nan,
+            metric=metric,
+            best=better,
+            lr=lr,
+            skipped=progress.skipped,
+            stop=config.train.patience is not None and progress.stale >= config.train.patience,
+        )
+        progress.loss_sum, progress.loss_count, progress.skipped = 0.0, 0.0, 0
+        return ended
+
+    def result(
+        self, config: Config, vali_set: RankingDataset, _device: torch.device, *, choose: bool = True
+    ) -> tuple[nn.Module, dict[str, Any]]:
+        """The trained model, of the best epoch if one is to be chosen, and what a report says of that."""
+        if not choose or config.train.select == "last":
+            return self.model, {"selection": LAST_EPOCH, "best_epoch": self.progress.epoch}
+        self.model.load_state_dict(self.best)
+        selection = BEST_EPOCH if can_choose(vali_set, config.train.metric) else FIRST_EPOCH
+        return self.model, {"selection": selection, "best_epoch": self.progress.best_epoch}
+
+    def finished(self, settings: Train) -> bool:
+        """Whether the last epoch is done, or early stopping has ended the run."""
+        patience, progress = settings.patience, self.progress
+        return progress.epoch >= settings.epochs or (patience is not None and progress.stale >= patience)
+
 
 def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.Optimizer:
     """Adam or AdamW; fused, because the fused step can refuse itself on the device."""
@@ -95,13 +213,8 @@ def learning_rate(settings: Optimiser, progress: Progress, steps: int, epochs: i
         rate *= 0.5 * (1 + math.cos(math.pi * done / max(1, epochs * steps)))
     elif settings.schedule == "plateau":
         rate *= settings.gamma**progress.drops
-    return rate * min(1.0, (done + 1) / (settings.warmup + 1))
-
-
-def finished(progress: Progress, settings: Train) -> bool:
-    """Whether the last epoch is done, or early stopping has ended the run."""
-    patience = settings.patience
-    return progress.epoch >= settings.epochs or (patience is not None and progress.stale >= patience)
+    warmup = settings.warmup + settings.warmup_epochs * steps
+    return rate * min(1.0, (done + 1) / (warmup + 1))
 
 
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,0 +1,540 @@
+"""Many small networks trained at once, each with hyper-parameters of its own: tuning and averaging in one training.
+
+Every step computes all members in one batch; there is no loop over them. What a member starts from, draws and is given is a
+function of (seed, member) alone, so that member 7 of 64 is the member 7 that trains alone. A member keeps its own best epoch,
+stops when it has not improved for `patience` epochs, and is dropped where its loss or gradient is not finite.
+
+With `members.bag` = B the queries are dealt into B folds; member m never learns from fold m mod B and is validated on it, so that
+every query teaches some members and none is lost. The lists of that fold weigh nothing for it in the shared step.
+
+Under torchrun each process trains a share of the members on all lists; nothing but their ends is exchanged.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankgrad.data.batches import batches
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.order import hash_of, mix, random_keys
+from rankgrad.data.packed import Packed, padded
+from rankgrad.errors import NonFiniteError
+from rankgrad.metrics import Metric, parse_metric
+from rankgrad.models import AveragedMembers, Members, PackedLayout
+from rankgrad.training import distributed
+from rankgrad.training.config import Config, Train
+from rankgrad.training.evaluate import LISTS_AT_ONCE, evaluate, mean
+from rankgrad.training.execution import ExecutionPlan
+from rankgrad.training.state import Epoch, Progress
+from rankgrad.training.step import Objective, ScoredBatch
+
+BETAS, EPSILON = (0.9, 0.99), 1e-8  # of Adam
+FOLDS = 3  # what a random key is for, beside those of data/order
+DOCUMENTS_AT_ONCE = 2**21  # scores of all members together, in evaluation
+LR, DROPOUT, DECAY, SCALE = range(4)
+KEPT = "each member's best epoch by validation, the best members averaged"
+ALL_DIVERGED = (
+    "the loss or gradient of every member became not finite and nothing was learned; lower members.ranges.lr, clip gradients "
+    "with optimiser.clip, or look at the features"
+)
+
+
+class Drawn(NamedTuple):
+    """What members were dealt, an entry for each: functions of (seed, member)."""
+
+    ids: list[int]
+    loss: list[str]
+    lr: list[float]
+    dropout: list[float]
+    weight_decay: list[float]
+    scale: list[float]  # of tanh on the scores; 0: none
+    fold: list[int]  # it is validated on; 0 without bagging
+
+    def describe(self) -> list[dict[str, Any]]:
+        """A dict per member, for a report."""
+        names = ("member", *self._fields[1:])
+        return [dict(zip(names, values)) for values in zip(*self)]
+
+
+def draw_members(config: Config, ids: Sequence[int], tanh: Sequence[bool]) -> Drawn:
+    """Hyper-parameters from `members.ranges`; losses in turn, `tanh` says which of them put tanh on the scores."""
+    members, seed = config.members, config.train.seed
+    names = config.loss.names
+    ranges = members.ranges
+
+    def uniform(what: int, low: float, high: float, *, log: bool) -> list[float]:
+        values = []
+        for member in ids:
+            share = hash_of(seed, member, what) / 2**63
+            values.append(low * (high / low) ** share if log and low > 0 else low + (high - low) * share)
+        return values
+
+    of_loss = [number % len(names) for number in ids]
+    scale = uniform(SCALE, *ranges.scale, log=True)
+    return Drawn(
+        ids=list(ids),
+        loss=[names[number] for number in of_loss],
+        lr=uniform(LR, *ranges.lr, log=True),
+        dropout=uniform(DROPOUT, *ranges.dropout, log=False),
+        weight_decay=uniform(DECAY, *ranges.weight_decay, log=True),
+        scale=[value if tanh[number] else 0.0 for value, number in zip(scale, of_loss)],
+        # Losses and folds are dealt in turn independently: every loss meets every fold.
+        fold=[(number // len(names)) % members.bag if members.bag > 1 else 0 for number in ids],
+    )
+
+
+def folds_of(data: RankingDataset, bag: int, seed: int) -> np.ndarray:
+    """The fold of each query, [Q] int64: folds of equal size, a function of (seed, query id)."""
+    order = np.argsort(random_keys(data.query_ids, seed, FOLDS), kind="stable")
+    folds = np.empty(len(data), np.int64)
+    folds[order] = np.arange(len(data)) % bag
+    return folds
+
+
+def make_members(config: Config, features: int, drawn: Drawn) -> Members:
+    """The networks of a configuration, at their start."""
+    return Members(
+        features,
+        ids=drawn.ids,
+        hidden=config.model.hidden if config.model.kind == "mlp" else (),
+        inputs=config.model.inputs,
+        dropout=drawn.dropout,
+        scale=drawn.scale,
+        seed=config.train.seed,
+    )
+
+
+class MemberAdam:
+    """AdamW on rows [K, P], each with a rate and a decay of its own; a row whose rate is 0 stays as it is.
+
+    The first and second moments are kept where the caller can save them; biases do not decay.
+    """
+
+    def __init__(self, model: Members, drawn: Drawn) -> None:
+        self.first, self.second = (torch.zeros_like(model.weights) for _ in range(2))
+        self.steps = torch.zeros((), dtype=torch.float64, device=model.weights.device)
+        self._weights = model.weights
+        self._decay = model.weights.new_tensor(drawn.weight_decay)[:, None] * model.decays.to(model.weights)
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, rate: Tensor) -> None:
+        """One step with finite gradients [K, P] and rates [K]."""
+        self.steps += 1
+        self.first.lerp_(gradient, 1 - BETAS[0])
+        self.second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        unbias = [1 - beta**self.steps for beta in BETAS]
+        size = (self.second / unbias[1]).sqrt_().add_(EPSILON)
+        change = (self.first / unbias[0]).div_(size).to(self._weights.dtype).addcmul_(self._decay, self._weights)
+        self._weights.addcmul_(change, rate[:, None], value=-1.0)
+
+
+class MemberStep:
+    """A step of training for all members: a batch -> its report [4] float64, as that of `step.TrainStep` without marks.
+
+    The report's loss is the mean over members of their losses. A member whose loss or gradient is not finite is dropped for
+    good; the step is refused when none is left.
+    """
+
+    def __init__(
+        self,
+        state: "MemberState",
+        score: Callable[[Packed], ScoredBatch],
+        objectives: dict[str, Objective],
+        folds: Tensor | None,
+        *,
+        weights: Tensor | None,
+        clip: float | None,
+        amp: torch.autocast,
+        generator: torch.Generator,
+        seed: int,
+        number: int,
+    ) -> None:
+        self.asked = False
+        self._state, self._score, self._folds, self._weights = state, score, folds, weights
+        self._clip, self._amp, self._generator, self._world = clip, amp, generator, distributed.place()[1]
+        device, drawn = state.model.weights.device, state.drawn
+        self._groups = [
+            (objectives[name], torch.tensor([at for at, of in enumerate(drawn.loss) if of == name], device=device))
+            for name in dict.fromkeys(drawn.loss)
+        ]
+        self._rates = torch.tensor(drawn.lr, dtype=torch.float64, device=device)
+        self._own_fold = torch.tensor(drawn.fold, device=device)
+        self._keys = torch.tensor([hash_of(seed, number) for number in drawn.ids], device=device)[:, None, None]
+        layers = len(state.model.shapes)
+        self._draws = torch.arange(1, 2 * layers + 1, device=device).view(layers, 2)
+        self._rate = torch.zeros((), dtype=torch.float64, device=device)
+        self._number = torch.full((), number, device=device)  # of the step in the run: what dropout is drawn by
+
+    def prepare(self, rate: float, *, asked: bool) -> None:
+        """Give the next step its rate, as a multiple of the members' own."""
+        self.asked = asked
+        self._rate.fill_(rate)
+
+    def __call__(self, batch: Packed) -> Tensor:
+        """Learn from a batch."""
+        state, model = self._state, self._state.model
+        model.seeds = mix(self._keys + mix(self._number * 64 + self._draws)).to(torch.int32)  # [K, layers, 2]
+        self._number += 1
+        with self._amp:
+            scores, labels, mask = self._score(batch)  # [K, B, L]
+        scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+        values, share, counted = self._values(scores, labels, mask, batch.queries)
+        total, count = (values.detach() * share).sum(1, dtype=torch.float64), counted.sum(1, dtype=torch.float64)  # [K]
+        slope = share / count.clamp(min=torch.finfo(torch.float32).tiny).to(share.dtype)[:, None]
+        (gradient,) = torch.autograd.grad(values, model.weights, slope)
+        norm = gradient.square().sum(1, dtype=torch.float64).sqrt()
+        finite = (total + norm).isfinite()
+        state.active &= finite
+        state.dropped |= ~finite
+        gradient = torch.where(state.active[:, None], gradient, 0.0)
+        if self._clip is not None:
+            gradient = gradient * (self._clip / norm.clamp(min=self._clip)).nan_to_num().to(gradient.dtype)[:, None]
+        rate = torch.where(state.active, self._rates * self._rate, 0.0).to(gradient.dtype)
+        state.optimiser.step(gradient, rate)
+        mean = torch.where(state.active & (count > 0), total / count.clamp(min=1e-300), 0.0)
+        left = (~state.dropped).any()
+        report = torch.stack([mean.sum(), (state.active & (count > 0)).sum(), (~left), torch.zeros_like(left)]).double()
+        if self._world > 1:
+            report[3].fill_(float(self.asked))
+            dist.all_reduce(report)
+            report[2] = report[2] >= self._world
+        return report
+
+    def _values(self, scores: Tensor, labels: Tensor, mask: Tensor, queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses [K, B], what each list weighs for each member, and how much it counts in the mean."""
+        members, lists = scores.shape[:2]
+        values = torch.zeros(members, lists, dtype=scores.dtype, device=scores.device)
+        share, counted = torch.zeros_like(values), torch.zeros_like(values)
+        for objective, at in self._groups:
+            whole = len(at) == members
+            of_group = scores if whole else scores[at]
+            like = of_group.shape
+            found = objective.values(of_group, labels.expand(like), mask.expand(like), self._generator)
+            counts = objective.counts(labels, mask).to(values.dtype)
+            sizes = counts * mask.sum(-1) if objective.by_document else counts
+            if whole:
+                values, share, counted = found, counts.expand(members, lists), sizes.expand(members, lists)
+            else:
+                values = values.index_copy(0, at, found.to(values.dtype))
+                share, counted = (
+                    a.index_copy(0, at, b.expand(len(at), lists)) for a, b in ((share, counts), (counted, sizes))
+                )
+        if self._weights is not None:
+            weight = self._weights[queries].to(values.dtype)
+            share, counted = share * weight, counted * weight
+        if self._folds is not None:
+            taught = (self._folds[queries] != self._own_fold[:, None]).to(values.dtype)
+            share, counted = share * taught, counted * taught
+        return values, share, counted
+
+
+def member_scores(model: Members, table: tuple[Tensor, Tensor] | None) -> Callable[[Packed], ScoredBatch]:
+    """How members score packed lists: [K, B, L]; `table` holds the documents (features, labels), None: the batch does."""
+
+    def score(batch: Packed) -> ScoredBatch:
+        features, labels = (batch.features, batch.labels) if table is None else table
+        assert features is not None
+        assert labels is not None
+        rows, slots, offsets, queries, width, *_ = batch
+        lists = len(queries)
+        documents = features[rows].masked_fill((slots == lists * width)[:, None], 0.0)
+        scores = model.packed(documents, PackedLayout(offsets, width))  # [K, T]
+        # Padding rows go to a slot that is cut off again.
+        flat = scores.new_zeros(len(scores), lists * width + 1).index_copy(1, slots, scores)
+        return ScoredBatch(flat[:, :-1].unflatten(1, (lists, width)), *padded(rows, offsets, lists, width, labels))
+
+    return score
+
+
+@dataclass
+class MemberState:
+    """What changes while members train; rows of its tensors are members."""
+
+    model: Members
+    drawn: Drawn
+    optimiser: MemberAdam
+    tanh: Sequence[bool]  # of each loss
+    folds: np.ndarray | None  # [Q] of the training queries, with bagging
+    progress: Progress
+    best: Tensor  # [K, P] weights of each member's best epoch
+    values: Tensor  # [K, epochs so far] float64, validation by epoch
+    active: Tensor  # [K] bool, still learning
+    dropped: Tensor  # [K] bool, diverged
+    best_epoch: Tensor  # [K] int64
+    plan: ExecutionPlan | None = None
+    shares_lists = False  # of several processes each trains some members on all lists
+
+    @classmethod
+    def build(
+        cls, config: Config, train_set: RankingDataset, tanh: Sequence[bool], device: torch.device
+    ) -> "MemberState":
+        """The members of this process, at their start; `tanh` as in `draw_members`."""
+        members, (rank, world) = config.members, distributed.place()
+        ids = range(members.first, members.first + members.count)[rank::world]
+        folds = folds_of(train_set, members.bag, config.train.seed) if members.bag > 1 else None
+        return cls.of(config, ids, train_set.features.shape[1], folds, tanh, device)
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        ids: Sequence[int],
+        features: int,
+        folds: np.ndarray | None,
+        tanh: Sequence[bool],
+        device: torch.device,
+    ) -> "MemberState":
+        """These members, at their start."""
+        drawn = draw_members(config, ids, tanh)
+        model = make_members(config, features, drawn).to(device)
+        none = torch.zeros(len(ids), dtype=torch.bool, device=device)
+        return cls(
+            model=model,
+            drawn=drawn,
+            optimiser=MemberAdam(model, drawn),
+            tanh=tanh,
+            folds=folds,
+            progress=Progress(),
+            best=model.weights.detach().clone(),
+            values=torch.zeros(len(ids), 0, dtype=torch.float64),
+            active=~none,
+            dropped=none,
+            best_epoch=torch.zeros(len(ids), dtype=torch.int64),
+        )
+
+    def make_step(
+        self,
+        objectives: dict[str, Objective],
+        train_set: RankingDataset,
+        weights: Tensor | None,
+        config: Config,
+        plan: ExecutionPlan,
+        amp: torch.autocast,
+        generator: torch.Generator,
+    ) -> MemberStep:
+        """The step of all members, executed as planned."""
+        device = self.model.weights.device
+        table = train_set.tensors(device)[:2] if plan.resident else None
+        return MemberStep(
+            self,
+            member_scores(self.model, table),
+            objectives,
+            None if self.folds is None else torch.from_numpy(self.folds).to(device),
+            weights=weights,
+            clip=config.optimiser.clip,
+            amp=amp,
+            generator=generator,
+            seed=config.train.seed,
+            number=self.progress.epoch * -(-len(train_set) // config.train.batch_size) + self.progress.step,
+        )
+
+    def end_epoch(self, vali_set: RankingDataset, config: Config, device: torch.device, lr: float) -> Epoch:
+        """Validate every member, keep its best weights, count what early stopping goes by."""
+        progress, settings, smooth = self.progress, config.train, config.members.smooth
+        metric = parse_metric(settings.metric)
+        found = self._validation(vali_set, metric, device)  # [K]
+        self.values = torch.cat([self.values, found[:, None]], 1)
+        progress.epoch, progress.step = progress.epoch + 1, 0
+        alive = ~self.dropped.cpu()
+        better = best_running(self.values, smooth) > best_running(self.values[:, :-1], smooth)
+        better = alive & self.active.cpu() & (better | (progress.epoch <= smooth))
+        at = better.to(device)[:, None]
+        self.best = torch.where(at, self.model.weights.detach(), self.best)
+        self.best_epoch = torch.where(better, progress.epoch, self.best_epoch)
+        if settings.patience is not None:
+            self.active &= (progress.epoch - self.best_epoch < settings.patience).to(device)
+        usable = found[alive]
+        count = distributed.sum_over_processes(len(usable))
+        value = distributed.sum_over_processes(usable.sum().item()) / count if count else math.nan
+        progress.best = value if progress.best is None else max(progress.best, value)
+        ended = Epoch(
+            epoch=progress.epoch,
+            loss=progress.loss_sum / progress.loss_count if progress.loss_count else math.nan,
+            metric=value,
+            best=progress.best == value,
+            lr=lr,
+            skipped=progress.skipped,
+            stop=self.finished(settings) and progress.epoch < settings.epochs,
+        )
+        progress.loss_sum, progress.loss_count, progress.skipped = 0.0, 0.0, 0
+        return ended
+
+    def _validation(self, data: RankingDataset, metric: Metric, device: torch.device) -> Tensor:
+        """The metric of each member on the queries it does not learn from, [K] float64."""
+        values = member_values(self.model, data, metric, device).cpu()  # [K, Q]
+        values = torch.where(values.isnan(), metric.empty, values)
+        if self.folds is None:
+            return values.mean(1)
+        own = torch.from_numpy(self.folds) == torch.tensor(self.drawn.fold)[:, None]
+        return torch.where(own, values, 0.0).sum(1) / own.sum(1).clamp(min=1)
+
+    def finished(self, settings: Train) -> bool:
+        """Whether the last epoch is done, or no member is left that learns."""
+        return self.progress.epoch >= settings.epochs or not distributed.any_process(bool(self.active.any()))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name, rows of all processes, for a checkpoint."""
+        own = {
+            "members.weights": self.model.weights.detach(),
+            "members.first": self.optimiser.first,
+            "members.second": self.optimiser.second,
+            "members.best": self.best,
+            "members.values": self.values,
+            "members.active": self.active,
+            "members.dropped": self.dropped,
+            "members.best_epoch": self.best_epoch,
+        }
+        return {name: distributed.gather_rows(tensor) for name, tensor in own.items()}
+
+    def facts(self) -> dict[str, Any]:
+        """The numbers, for a checkpoint."""
+        return asdict(self.progress) | {"adam_steps": int(self.optimiser.steps)}
+
+    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Go back to what `tensors` and `facts` gave, in any number of processes."""
+        facts = dict(facts)
+        self.optimiser.steps.fill_(facts.pop("adam_steps"))
+        self.progress = Progress(**facts)
+        rank, world = distributed.place()
+        own = {name.removeprefix("members."): tensor[rank::world] for name, tensor in tensors.items()}
+        with torch.no_grad():
+            self.model.weights.copy_(own["weights"])
+        for tensor, name in (
+            (self.optimiser.first, "first"),
+            (self.optimiser.second, "second"),
+            (self.best, "best"),
+            (self.active, "active"),
+            (self.dropped, "dropped"),
+            (self.best_epoch, "best_epoch"),
+        ):
+            tensor.copy_(own[name])
+        self.values = own["values"].clone()
+
+    def gathered(self, config: Config, device: torch.device) -> "MemberState":
+        """All members in every process, with the best weights of each: what is chosen from."""
+        tensors, members = self.tensors(), config.members
+        ids = range(members.first, members.first + members.count)
+        everyone = MemberState.of(config, ids, self.model.features, self.folds, self.tanh, device)
+        with torch.no_grad():
+            everyone.model.weights.copy_(tensors["members.best"])
+        everyone.values, everyone.best_epoch = tensors["members.values"], tensors["members.best_epoch"]
+        everyone.dropped, everyone.progress = tensors["members.dropped"], self.progress
+        return everyone
+
+    def result(
+        self, config: Config, vali_set: RankingDataset, device: torch.device, *, choose: bool = True
+    ) -> tuple[AveragedMembers, dict[str, Any]]:
+        """One ranker of the members to keep, and what a report says of the choice."""
+        if bool(self.dropped.all()) and not distributed.any_process(not bool(self.dropped.all())):
+            raise NonFiniteError(ALL_DIVERGED)
+        everyone = self.gathered(config, device)
+        places = everyone.kept(config) if choose else [at for at, bad in enumerate(everyone.dropped) if not bad]
+        epochs = [int(everyone.best_epoch[at]) for at in places]
+        facts = {
+            "selection": KEPT if choose else "all members, last epoch",
+            "best_epoch": int(np.median(epochs)) if choose else self.progress.epoch,
+            **describe_members(everyone, places, config, vali_set, device),
+        }
+        return average(everyone, places).to(device), facts
+
+    def kept(self, config: Config) -> list[int]:
+        """Places of the members to average: the best on validation, as many of each fold."""
+        scores = best_running(self.values, config.members.smooth)
+        folds = dict.fromkeys(self.drawn.fold)
+        chosen: list[int] = []
+        for number, fold in enumerate(folds):
+            room = (config.members.keep - len(chosen)) // (len(folds) - number)
+            of_fold = [at for at, own in enumerate(self.drawn.fold) if own == fold and not self.dropped[at]]
+            chosen += sorted(of_fold, key=lambda at: -scores[at].item())[: max(1, room)]
+        return sorted(chosen)
+
+
+def best_running(values: Tensor, smooth: int) -> Tensor:
+    """The best mean of `smooth` epochs in a row, [K, E] -> [K]; the last value where there are fewer epochs yet.
+
+    >>> best_running(torch.tensor([[0.9, 0.1, 0.5, 0.6]]), 2).tolist()
+    [0.550000011920929]
+    """
+    if values.shape[1] < smooth:
+        return values[:, -1] if values.shape[1] else torch.full((len(values),), -math.inf, dtype=torch.float64)
+    return values.unfold(1, smooth, 1).mean(-1).amax(1)
+
+
+@torch.no_grad()
+def member_values(model: Members, data: RankingDataset, metric: Metric, device: torch.device) -> Tensor:
+    """Per-query values of a metric for every member, [K, Q] float64, NaN at empty queries."""
+    training, members = model.training, len(model.weights)
+    model.eval()
+    values = torch.zeros(members, len(data), dtype=torch.float64, device=device)
+    for batch in batches(
+        data,
+        LISTS_AT_ONCE,
+        list_size=None,
+        shuffle=False,
+        device=device,
+        max_documents=max(1, DOCUMENTS_AT_ONCE // members),
+    ):
+        scores = model(batch.features, batch.mask)
+        like = scores.shape
+        found = metric(scores.double(), batch.labels.expand(like), batch.mask.expand(like), empty=math.nan, check=False)
+        values[:, batch.queries] = found
+    model.train(training)
+    return values
+
+
+def average(state: MemberState, places: Sequence[int]) -> AveragedMembers:
+    """One ranker of some members."""
+    return AveragedMembers(state.model.select(places)).eval()
+
+
+def describe_members(
+    state: MemberState, places: Sequence[int], config: Config, vali_set: RankingDataset, device: torch.device
+) -> dict[str, Any]:
+    """What was kept and why: every member with its validation, and that of the average beside the best member's.
+
+    With bagging a query is scored by the average of the kept members that have not learned from it.
+    """
+    smooth, metric = config.members.smooth, parse_metric(config.train.metric)
+    values = best_running(state.values, smooth).tolist()
+    members = [
+        entry
+        | {
+            "best_epoch": int(epoch),
+            "validation": value,
+            "kept": at in places,
+            "dropped": bool(dropped),
+        }
+        for at, (entry, epoch, value, dropped) in enumerate(
+            zip(state.drawn.describe(), state.best_epoch, values, state.dropped)
+        )
+    ]
+    return {
+        "members": members,
+        "kept": len(places),
+        "validation_of_best": max(value for value, dropped in zip(values, state.dropped) if not dropped),
+        "validation_of_average": mean(_values_of_average(state, places, vali_set, metric, device), metric.empty),
+    }
+
+
+def _values_of_average(
+    state: MemberState, places: Sequence[int], data: RankingDataset, metric: Metric, device: torch.device
+) -> np.ndarray:
+    values = np.full(len(data), np.nan)
+    folds = (
+        {0: np.arange(len(data))}
+        if state.folds is None
+        else {fold: np.flatnonzero(state.folds == fold) for fold in dict.fromkeys(state.drawn.fold)}
+    )
+    for fold, queries in folds.items():
+        chosen = [at for at in places if state.drawn.fold[at] == fold]
+        if chosen and len(queries):
+            part = evaluate(average(state, chosen).to(device), data.select(queries), [metric.name], device=device)
+            values[queries] = part[metric.name]
+    known = np.concatenate([*folds.values()])
+    return values[np.sort(known)]
