@@ -492,24 +492,43 @@ def test_backward_frees_what_the_rounds_left(name):
 # --- randomness -------------------------------------------------------------------------------------------------------
 
 
+def random_form(name):
+    """The options that make a loss draw random numbers; {} for a loss that always does, None for one that never does."""
+    if not takes(name, "generator"):
+        return None
+    return {"samples": 4} if takes(name, "samples") else ({"ties": "random"} if takes(name, "ties") else {})
+
+
 @every_loss
-def test_the_global_random_state_is_never_touched(name):
-    case = Case(name)
-    case.options = {}
+def test_the_global_random_state_is_read_only_by_random_forms_without_a_generator(name):
+    case, options = Case(name), random_form(name)
     before = torch.get_rng_state()
     case()
-    if takes(name, "samples"):
-        case(samples=4)
-    if takes(name, "ties"):
-        case(ties="random")
+    if options is not None:
+        case.options = {}
+        case(generator=torch.Generator().manual_seed(0), **options)
     assert torch.equal(torch.get_rng_state(), before)
+    if options is not None:
+        case(**options)
+        assert not torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if takes(name, "generator")])
+def test_torch_manual_seed_makes_random_losses_repeatable(name):
+    case, options = Case(name), random_form(name)
+    case.options = {}
+
+    def draw(seed):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return case(**options)
+
+    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2))
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if takes(name, "generator")])
 def test_a_generator_makes_random_losses_repeatable(name):
-    options = {"samples": 4} if takes(name, "samples") else {}
-    options |= {"ties": "random"} if takes(name, "ties") else {}
-    case = Case(name)
+    case, options = Case(name), random_form(name)
     case.options = {}
 
     def draw(seed):

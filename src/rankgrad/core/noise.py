@@ -1,24 +1,21 @@
-"""Randomness of the losses: always the caller's, by a generator or as given noise."""
+"""Randomness of the losses: given as noise, or drawn from the caller's generator, or from torch's global one."""
 
 import torch
 from torch import Tensor
 
 
 def gumbel(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard Gumbel noise, -log(-log U), of the dtype and device of `like`; see `random_source` for `generator`."""
+    """Standard Gumbel noise, -log(-log U), of the dtype and device of `like`; None draws from torch's global generator."""
+    check_generator(generator)
     draws = torch.empty(shape, dtype=like.dtype, device=like.device)
-    draws.exponential_(generator=random_source(generator, like.device))
+    draws.exponential_(generator=generator)
     return draws.clamp_(min=torch.finfo(like.dtype).tiny).log_().neg_()
 
 
-def random_source(generator: torch.Generator | None, device: torch.device) -> torch.Generator:
-    """The caller's generator, or a fresh one seeded by the operating system: the global state is never touched."""
-    if generator is None:
-        generator = torch.Generator(device)
-        generator.seed()
-    elif not isinstance(generator, torch.Generator):
+def check_generator(generator: torch.Generator | None) -> None:
+    """A generator, or None for torch's global one, which `torch.manual_seed` makes repeatable."""
+    if not (generator is None or isinstance(generator, torch.Generator)):
         raise ValueError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
-    return generator
 
 
 def check_noise(noise: Tensor) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rankgrad.checks import flag, one_of
 from rankgrad.core.lists import Lists, log_softmax, prepare, reduce
-from rankgrad.core.noise import check_noise, random_source, refuse_bad_noise
+from rankgrad.core.noise import check_generator, check_noise, refuse_bad_noise
 from rankgrad.losses.informative import has_error, has_relevant
 
 
@@ -56,7 +56,7 @@ def xe_ndcg(
 ) -> Tensor:
     """XE-NDCG (Bruch 2019): -sum_j rho_j log softmax(s)_j, rho = (2^y - gamma) / sum (2^y - gamma); [..., L] -> scalar.
 
-    gamma is uniform on [0, 1), one per document, from `generator` or given as `noise` [..., L].
+    gamma is uniform on [0, 1), one per document, from `generator` (None: torch's global one) or given as `noise` [..., L].
 
     >>> round(xe_ndcg(torch.zeros(2), torch.tensor([1, 0]), noise=torch.tensor([0.5, 0.5])).item(), 6)
     0.693147
@@ -109,7 +109,7 @@ def listmle(
     """ListMLE (Xia et al. 2008): -log Plackett-Luce likelihood of the label order; [..., L] -> scalar.
 
     sum_i (log sum_{j: y_j <= y_i} exp s_j) - s_i for `ties="group"`, so the input order of equal labels cannot matter;
-    `ties="random"` breaks them by random keys, uniform from `generator` or given as `noise` [..., L].
+    `ties="random"` breaks them by random keys, uniform from `generator` (None: torch's global one) or given as `noise` [..., L].
 
     >>> round(listmle(torch.zeros(3), torch.tensor([2, 1, 0])).item(), 6)
     1.791759
@@ -146,8 +146,8 @@ def _cross_entropy(lists: Lists, target: Tensor, reduction: str) -> Tensor:
 def _uniform(lists: Lists, shape: torch.Size, generator: torch.Generator | None, noise: Tensor | None) -> Tensor:
     """One number per document, [..., L] float64, zero under the padding: given by the caller, or uniform on [0, 1)."""
     if noise is None:
-        source = random_source(generator, lists.labels.device)
-        return torch.rand(lists.labels.shape, dtype=torch.float64, device=lists.labels.device, generator=source)
+        check_generator(generator)
+        return torch.rand(lists.labels.shape, dtype=torch.float64, device=lists.labels.device, generator=generator)
     check_noise(noise)
     if noise.shape != shape:
         raise ValueError(f"noise must have the scores' shape {tuple(shape)}, got {tuple(noise.shape)}")

@@ -8,7 +8,7 @@ scores, each loss is minus the metric written in q. As tau -> 0 it becomes minus
     sinkhorn_tol               a list stops once all its sums are this close to one (0: only after the last round)
     sort                       the relaxed sort: neural_sort, soft_sort, ot_sort, or any function of their signature
     samples, noise             the stochastic form: mean over S perturbed copies of the scores; Gumbel noise is drawn from
-                               `generator`, or given as `noise` [S, ..., L]
+                               `generator` (None: torch's global one), or given as `noise` [S, ..., L]
     beta, log_scores, perturb  s' = s - min s + 1e-10 within the list, then beta log s' + beta G (perturb="paper": an exact
                                Plackett-Luce sampler of s') or log s' + beta G ("allrank", the reference code);
                                log_scores=False: s + beta G
