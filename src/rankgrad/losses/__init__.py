@@ -54,4 +54,30 @@ LOSS_TABLE = (
 
 LOSSES: dict[str, Callable[..., Tensor]] = {spec.name: spec.function for spec in LOSS_TABLE}
 
-__all__ = ["LOSSES", "LOSS_TABLE", "LossSpec", *LOSSES]
+# A literal: type checkers read it.
+__all__ = [
+    "LOSSES",
+    "LOSS_TABLE",
+    "LossSpec",
+    "approx_ndcg",
+    "bce",
+    "lambdarank",
+    "listmle",
+    "listnet",
+    "ndcg_loss1",
+    "ndcg_loss2",
+    "ndcg_loss2pp",
+    "neural_err",
+    "neural_map",
+    "neural_mrr",
+    "neural_ndcg",
+    "neural_ndcg_transposed",
+    "neural_precision",
+    "ordinal",
+    "query_rmse",
+    "ranknet",
+    "rmse",
+    "soft_rank",
+    "softmax",
+    "xe_ndcg",
+]
