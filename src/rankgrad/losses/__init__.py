@@ -49,7 +49,7 @@ LOSS_TABLE = (
     LossSpec(neural_mrr, counts=has_match, tanh=True),
     LossSpec(neural_err, counts=has_relevant, tanh=True),
     LossSpec(neural_precision, counts=has_match, tanh=True),
-    LossSpec(query_rmse, counts=has_error, unit="document"),
+    LossSpec(query_rmse, counts=has_error, unit="document", curvature=2.0),
 )
 
 LOSSES: dict[str, Callable[..., Tensor]] = {spec.name: spec.function for spec in LOSS_TABLE}

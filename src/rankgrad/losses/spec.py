@@ -33,6 +33,7 @@ class LossSpec:
     - `units`: outputs of the model per document, a function of the highest label.
     - `gain`: it takes the gain 2^y - 1 of labels (unless its option `gain` says otherwise), which the largest labels lack.
     - `weights`: it takes weights per document.
+    - `curvature`: the second derivative of a list's value by a score, where that is a constant, for boosted trees.
     """
 
     function: Callable[..., Tensor]
@@ -43,6 +44,7 @@ class LossSpec:
     units: Callable[[int], int] = one_unit
     gain: bool = False
     weights: bool = False
+    curvature: float | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.function):

@@ -1,6 +1,12 @@
 """Boosted trees of LightGBM, XGBoost and CatBoost, fitted on the same lists as our models.
 
-fit     a `TreeConfig` and the splits of a dataset -> the best of a small grid of settings, ready to score
+objectives  a loss of ours as the objective of LightGBM and XGBoost
+settings    what may be chosen of each library: small grids, random draws
+fit         settings and lists -> trees, ready to score and to save
 
-`rankgrad.runs.trees` writes the result as a run folder.
+`rankgrad.runs.trees` writes trees as run folders and opens them.
 """
+
+from rankgrad.trees.objectives import objective
+
+__all__ = ["objective"]
