@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 .PHONY: demo test test-fast test-install lint format clean
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m rankgrad demo
+	$(BIN)/rankgrad demo
 
 test: $(VENV)/.installed-test lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
@@ -42,11 +42,12 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# torch is installed first and alone: under constraints.txt pip then never looks for another build of it.
+# torch is installed first and alone: under constraints.txt pip then never looks for another build of it. The extra is what
+# `rankgrad report` needs, which the demo advises.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) -e .
+	$(PIP) -e ".[report]"
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from rankgrad import __version__
-from rankgrad.cli import compare, demo, evaluate, info, prepare, rank, report, reproduce, train
+from rankgrad.cli import compare, demo, evaluate, info, prepare, rank, report, reproduce, synthetic, train
 from rankgrad.cli.options import examples
 from rankgrad.errors import InterruptedRunError, OtherProcessError
 
@@ -40,6 +40,7 @@ def _subcommands(
 
 
 app.command(epilog=demo.EXAMPLES)(demo.demo)
+app.command(epilog=synthetic.EXAMPLES)(synthetic.synthetic)
 app.command(epilog=train.EXAMPLES)(train.train)
 app.command(epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(epilog=rank.EXAMPLES)(rank.rank)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rankgrad.cli.options import Json, Quiet, examples, show
+from rankgrad.cli.options import Json, Quiet, as_typed, examples, show
 from rankgrad.cli.train import follow, new_folder
 from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train
 
@@ -74,12 +74,15 @@ def describe(results: Mapping[str, Any]) -> str:
         numbers = (f"{means[metric][RULE]:.4f}" for metric in METRICS)
         rows.append((report["loss"], model, *numbers, f"{report['seconds']:.1f}"))
     queries = next(iter(results["reports"].values()))["splits"]["test"]["queries"]
+    command = as_typed()
     return (
         f"{table(rows)}\n"
         f"{queries} test queries of made-up data; those without a relevant document count 0\n"
         f"the runs are in {results['runs']}\n"
-        "look closer, and go on with your own data:\n"
-        f"  rankgrad report {results['runs']}/*\n"
-        f"  rankgrad evaluate {results['runs']}/listnet synthetic\n"
-        "  rankgrad train DATA --loss neural_ndcg@10    (LETOR text, Parquet, CSV)"
+        "look closer:\n"
+        f"  {command} report {results['runs']}/*\n"
+        f"  {command} evaluate {results['runs']}/listnet synthetic\n"
+        "go on with files, these or your own (LETOR text, Parquet, CSV):\n"
+        f"  {command} synthetic --out data/\n"
+        f"  {command} train data/ --loss neural_ndcg@10"
     )

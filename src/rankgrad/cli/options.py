@@ -4,6 +4,9 @@ Whatever is slow to import (torch, numba, the data readers) is imported inside t
 `rankgrad --help` answers at once.
 """
 
+import os
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +36,15 @@ DataSource = Annotated[str, typer.Argument(metavar="DATA", help=f"{SOURCES}.")]
 def examples(*lines: str) -> str:
     """The end of a help text."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])  # \b: the lines stay as they are
+
+
+def as_typed() -> str:
+    """`rankgrad` as it must be typed to call this program again: its name if the shell finds it, else as it was called."""
+    called = sys.argv[0]
+    if os.path.basename(called) == "__main__.py":
+        return f"{sys.orig_argv[0]} -m rankgrad"
+    found = shutil.which("rankgrad")
+    return "rankgrad" if found and os.path.exists(called) and os.path.samefile(found, called) else called
 
 
 def show(result: dict[str, Any], describe: Callable[[Any], str], *, as_json: bool, quiet: bool = False) -> None:
