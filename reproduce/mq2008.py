@@ -24,7 +24,7 @@ import torch
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import read_splits
 from rankgrad.data.scaling import fit_scaling
-from rankgrad.runs.ensemble import mean_of_standardised
+from rankgrad.runs.averaging import mean_of_standardised
 from rankgrad.runs.run import Run, train_run
 from rankgrad.runs.significance import compare
 from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train

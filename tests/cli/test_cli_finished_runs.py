@@ -129,7 +129,7 @@ def test_a_query_id_with_a_space_cannot_be_written_as_trec(run, trained, tmp_pat
 
 
 def test_several_runs_are_judged_and_rank_as_one(run, data, trained, tmp_path):
-    from rankgrad.runs.ensemble import mean_of_standardised
+    from rankgrad.runs.averaging import mean_of_standardised
     from rankgrad.training.evaluate import measure
 
     both = trained / "first", trained / "second"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rankgrad.runs.ensemble import mean_of_standardised
+from rankgrad.runs.averaging import mean_of_standardised
 
 
 def test_scores_are_standardised_within_each_list_and_averaged():

@@ -18,7 +18,7 @@ from rankgrad.reproduce.claims import METRICS, PAPERS_RULE, STUDIES, summary
 from rankgrad.reproduce.data import raw_splits
 from rankgrad.reproduce.rows import ABLATIONS, ENSEMBLES, INGREDIENTS, TABLE2, choose
 from rankgrad.reproduce.trials import Outcome, Request, Trial, train_rows
-from rankgrad.runs.ensemble import mean_of_standardised
+from rankgrad.runs.averaging import mean_of_standardised
 from rankgrad.runs.folder import CONVENTION
 from rankgrad.runs.run import Run
 from rankgrad.runs.text import RULES, as_json, table
