@@ -9,7 +9,7 @@ from rankgrad.reproduce.claims import STUDIES
 from rankgrad.reproduce.rows import ABLATIONS, INGREDIENTS, ROWS, TABLE2, Setting, base, choose, config_of
 from rankgrad.training.build import losses_of, validate
 from rankgrad.training.config import Config, Loss, dasalc
-from rankgrad.trees.fit import TreeConfig
+from rankgrad.trees.settings import TreeConfig
 
 SETTING = Setting(
     dataset="web30k",

@@ -12,13 +12,14 @@ import pytest
 
 from rankgrad.data.load import read_splits
 from rankgrad.runs.compare import compare_runs
+from rankgrad.runs.ensemble import open_run
 from rankgrad.runs.folder import read_per_query, read_report
 from rankgrad.runs.run import Run, train_run
 from rankgrad.runs.trees import fit_trees_run
 from rankgrad.training.config import Config, Data, Model, Train
 from rankgrad.training.evaluate import mean, measure
 from rankgrad.trees import fit as trees
-from rankgrad.trees.fit import TreeConfig, grid
+from rankgrad.trees.settings import EXTRAS, MODEL_FILES, ROUNDS, TreeConfig, grid
 
 TREES = TreeConfig(
     "lightgbm", "synthetic:tiny", 1, seed=3, threads=1, large=False, tuned=True, metrics=("ndcg@10", "map")
@@ -49,7 +50,7 @@ def fitted(request, splits, tmp_path_factory):
 
 def test_the_report_is_that_of_the_model_file_by_our_metrics(fitted, splits):
     library, folder = fitted
-    file = folder / trees.MODEL_FILES[library]
+    file = folder / MODEL_FILES[library]
     scores = {"lightgbm": lightgbm_scores, "xgboost": xgboost_scores}[library](file, splits["test"])
     values = measure(scores, splits["test"], ["ndcg@10"])["ndcg@10"]
     np.testing.assert_allclose(read_per_query(folder).metrics["ndcg@10"], values)
@@ -72,15 +73,34 @@ def test_the_best_of_the_grid_is_chosen_by_validation(fitted, splits):
     assert facts["version"][0].isdigit()
 
 
-def test_trees_are_compared_with_runs_and_do_not_pretend_to_be_one(fitted, tmp_path):
+def test_trees_are_compared_with_runs_and_score_like_one(fitted, splits, tmp_path):
     _, folder = fitted
     config = Config(
         data=Data("synthetic:tiny"), model=Model(kind="linear"), train=Train(epochs=1, device="cpu", threads=1)
     )
     list(train_run(tmp_path / "run", config))
     assert compare_runs(folder, tmp_path / "run", "ndcg@10")["queries"] == 9
-    with pytest.raises(ValueError, match="trees of another library.*compare"):
+    opened = open_run(folder)
+    np.testing.assert_allclose(opened.evaluate(splits["test"])["map"], read_per_query(folder).metrics["map"])
+    assert (opened.config.data.path, opened.config.train.metrics) == ("synthetic:tiny", ("ndcg@10", "map"))
+    with pytest.raises(ValueError, match="trees of another library.*rankgrad evaluate.*open_run"):
         Run.open(folder)
+
+
+def test_trees_of_an_earlier_commit_open(fitted, splits):
+    _, folder = fitted
+    before = open_run(folder).score(splits["test"])
+    facts = json.loads((folder / "trees.json").read_text())
+    kept = json.dumps(facts)
+    try:
+        for name in ("models", "features", "feature_names"):
+            del facts[name]
+        (folder / "trees.json").write_text(json.dumps(facts))
+        opened = open_run(folder)
+        assert opened.features == splits["test"].features.shape[1] and opened.names is None
+        np.testing.assert_array_equal(opened.score(splits["test"]), before)
+    finally:
+        (folder / "trees.json").write_text(kept)
 
 
 def test_untuned_trees_take_the_first_settings_and_never_ask_validation(splits, tmp_path, monkeypatch):
@@ -91,7 +111,7 @@ def test_untuned_trees_take_the_first_settings_and_never_ask_validation(splits, 
         "lightgbm",
         lambda t, settings, train, vali: (seen.append((settings, vali)), whole(t, settings, train, vali))[1],
     )
-    monkeypatch.setattr(trees, "_rounds", lambda _: 20)
+    monkeypatch.setitem(ROUNDS, False, 20)
     pytest.importorskip("lightgbm")
     fit_trees_run(tmp_path / "t", replace(TREES, tuned=False), splits)
     assert seen == [(grid(TREES)[0], None)]
@@ -101,7 +121,7 @@ def test_untuned_trees_take_the_first_settings_and_never_ask_validation(splits, 
 
 def test_the_same_seed_grows_the_same_trees(splits, tmp_path, monkeypatch):
     pytest.importorskip("lightgbm")
-    monkeypatch.setattr(trees, "_rounds", lambda _: 20)
+    monkeypatch.setitem(ROUNDS, False, 20)
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         fit_trees_run(tmp_path / name, replace(TREES, seed=seed, tuned=False), splits)
     values = {name: read_per_query(tmp_path / name).metrics["ndcg@10"] for name in "abc"}
@@ -114,9 +134,7 @@ def test_the_same_seed_grows_the_same_trees(splits, tmp_path, monkeypatch):
 
 def test_what_is_missing_is_named_with_the_line_that_installs_it(monkeypatch):
     found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name in trees.EXTRAS else found(name, *rest)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in EXTRAS else found(name, *rest))
     assert "pip install 'rankgrad[gbdt]'" in trees.missing("xgboost")
     assert "pip install 'rankgrad[catboost]'" in trees.missing("catboost")
     monkeypatch.undo()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rankgrad.training.config import RECIPES, Config, Data, Loss, Option, dasalc
-from rankgrad.trees.fit import TreeConfig
+from rankgrad.trees.settings import TreeConfig
 
 TABLE_RECIPES = ("paper", "small")
 REPORTED = ("ndcg@5", "ndcg@10", "map", "mrr")  # by every trial; the tables show the first two

@@ -24,7 +24,8 @@ from rankgrad.runs.run import Run
 from rankgrad.runs.text import RULES, as_json, table
 from rankgrad.training.config import Config
 from rankgrad.training.evaluate import measure
-from rankgrad.trees.fit import TreeConfig, missing
+from rankgrad.trees.fit import missing
+from rankgrad.trees.settings import TreeConfig
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ from rankgrad.runs.trees import fit_trees_run
 from rankgrad.training.build import validate
 from rankgrad.training.config import Config, Train
 from rankgrad.training.progress import make_bar
-from rankgrad.trees.fit import TreeConfig
+from rankgrad.trees.settings import TreeConfig
 
 
 @dataclass(frozen=True)

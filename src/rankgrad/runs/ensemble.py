@@ -8,15 +8,22 @@ import numpy as np
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.runs.averaging import mean_of_standardised
-from rankgrad.runs.run import Run
+from rankgrad.runs.folder import TREES
+from rankgrad.runs.run import Run, ScoringRun
+from rankgrad.runs.trees import TreeRun
 from rankgrad.training.evaluate import measure
+
+
+def open_run(folder: Path, device: str = "auto") -> ScoringRun:
+    """Load a finished run of networks or of trees; no code from the folder is executed."""
+    return TreeRun.open(folder) if (folder / TREES).is_file() else Run.open(folder, device)
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Finished runs that score lists together; read, score and evaluate are those of a `Run`."""
+    """Finished runs that score lists together; read, score and evaluate are those of one run."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[ScoringRun, ...]
 
     @classmethod
     def open(cls, folders: Sequence[Path]) -> "Ensemble":
@@ -25,15 +32,14 @@ class Ensemble:
         twice = next((folder for folder, place in zip(folders, places) if places.count(place) > 1), None)
         if twice is not None:
             raise ValueError(f"{twice} is given twice; expected different runs; leave one out")
-        runs = tuple(Run.open(folder) for folder in folders)
-        first = runs[0].ranker
+        runs = tuple(open_run(folder) for folder in folders)
+        first = runs[0]
         for other in runs[1:]:
-            ranker = other.ranker
-            if (ranker.features, ranker.names) != (first.features, first.names):
-                named = ", with names and without" if {first.names, ranker.names} > {None} else ""
+            if (other.features, other.names) != (first.features, first.names):
+                named = ", with names and without" if {first.names, other.names} > {None} else ""
                 raise ValueError(
-                    f"{runs[0].folder} and {other.folder} were trained on different features ({first.features} and "
-                    f"{ranker.features} of them{named}); expected the same columns in the same order; rank with one of them"
+                    f"{first.folder} and {other.folder} were trained on different features ({first.features} and "
+                    f"{other.features} of them{named}); expected the same columns in the same order; rank with one of them"
                 )
         return cls(runs)
 

@@ -48,7 +48,7 @@ _AGAIN = "; put a copy of it back, or train the run again"
 def is_run(folder: str | Path) -> bool:
     """Whether a folder is a run; a config.toml alone may lie beside lists too."""
     folder = Path(folder)
-    return (folder / CONFIG).is_file() and any((folder / name).is_file() for name in (HISTORY, MODEL))
+    return (folder / CONFIG).is_file() and any((folder / name).is_file() for name in (HISTORY, MODEL, TREES))
 
 
 def is_finished(folder: Path) -> bool:
@@ -108,8 +108,8 @@ def read_ranker(folder: Path, device: str = "auto") -> Ranker:
     """The ranker of a finished run; no code from the folder is executed."""
     if (folder / TREES).is_file():
         raise ValueError(
-            f"{folder} holds trees of another library, and they score with that library alone; expected a run of "
-            "`rankgrad train`; load its model file yourself, or use `rankgrad compare` and `rankgrad report`"
+            f"{folder} holds trees of another library, which are no model of ours; expected a run of networks; score with "
+            "`rankgrad evaluate`, `rankgrad rank` or rankgrad.runs.ensemble.open_run"
         )
     for name in (MODEL, CONFIG):
         expect_finished(folder, name)

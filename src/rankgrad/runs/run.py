@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ def train_run(
     process of the run. A new run that fails before it has learned anything leaves no folder behind.
     """
     with Signals(folder) as signals, distributed.process_group() as (rank, world):
-        started = distributed.from_first(lambda: _begin(folder, config, loss), _sent, _received)
+        started = distributed.from_first(lambda: begin_run(folder, config, loss), _sent, _received)
         signals.listen()  # not before: nothing interrupts the wait for the other processes
         fresh, (folder, config) = config is not None, started
         try:
@@ -89,7 +89,7 @@ def train_run(
             signals.patient = True
 
 
-def _begin(folder: Path, config: Config | None, loss: OwnLoss) -> Started:
+def begin_run(folder: Path, config: Config | None, loss: OwnLoss) -> Started:
     """Make the folder of a new run, or look at that of one to resume."""
     if config is None:
         config = files.read_config(folder)
@@ -254,9 +254,54 @@ class _Record:
             self._board.close()
 
 
+class ScoringRun(Protocol):
+    """A finished run, ready to score lists: of networks (`Run`) or of trees (`rankgrad.runs.trees.TreeRun`)."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+
+    @property
+    def config(self) -> Config:
+        """What it was trained with."""
+
+    @property
+    def features(self) -> int:
+        """How many columns a document has."""
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """What they are called."""
+
+    def read(self, source: str, *, split: str = "test", labelled: bool = True) -> RankingDataset:
+        """Lists of the width this model expects, as they are in the source; `labelled`: as in `read_lists`."""
+
+    def score(self, data: RankingDataset) -> np.ndarray:
+        """One score per document, in the dataset's order, [N] float32."""
+
+    def evaluate(self, data: RankingDataset, metrics: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
+        """Per-query metrics, [Q], NaN at empty queries."""
+
+
+def read_for(run: ScoringRun, source: str, *, split: str, labelled: bool) -> RankingDataset:
+    """`ScoringRun.read` of any run."""
+    if files.is_run(source):
+        raise ValueError(f"{source} is a run; expected DATA, the lists it is to rank, after the runs; name them last")
+    data = run.config.data
+    return read_lists(
+        source,
+        split=split,
+        fold=data.fold,
+        features=run.features,
+        names=run.names,
+        labelled=labelled,
+        columns=Columns(data.label, data.qid),  # weights are for learning
+    )
+
+
 @dataclass(frozen=True)
 class Run:
-    """A finished run, ready to score lists."""
+    """A finished run of networks, ready to score lists."""
 
     folder: Path
     ranker: Ranker
@@ -271,22 +316,19 @@ class Run:
         """What it was trained with."""
         return self.ranker.config
 
+    @property
+    def features(self) -> int:
+        """How many columns a document has."""
+        return self.ranker.features
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """What they are called."""
+        return self.ranker.names
+
     def read(self, source: str, *, split: str = "test", labelled: bool = True) -> RankingDataset:
         """Lists of the width this model expects, as they are in the source; `labelled`: as in `read_lists`."""
-        if files.is_run(source):
-            raise ValueError(
-                f"{source} is a run; expected DATA, the lists it is to rank, after the runs; name them last"
-            )
-        data = self.config.data
-        return read_lists(
-            source,
-            split=split,
-            fold=data.fold,
-            features=self.ranker.features,
-            names=self.ranker.names,
-            labelled=labelled,
-            columns=Columns(data.label, data.qid),  # weights are for learning
-        )
+        return read_for(self, source, split=split, labelled=labelled)
 
     def score(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""

@@ -19,7 +19,7 @@ from rankgrad.data.scaling import KINDS
 from rankgrad.losses import LOSS_TABLE, LOSSES, LossSpec
 from rankgrad.metrics import parse_metric
 from rankgrad.models import MLP, MODELS, AveragedMembers, Linear, Members, Transformer
-from rankgrad.training.config import Config, Model, Optimiser, Train, checked_types
+from rankgrad.training.config import TREES, Config, Model, Optimiser, Train, checked_types
 from rankgrad.training.execution import CHOICES
 from rankgrad.training.members import MemberState
 from rankgrad.training.precision import PRECISIONS
@@ -187,9 +187,12 @@ def validate(config: Config, loss: OwnLoss = None) -> Config:
     whole("data.list_size", config.data.list_size, 2)
     if not 0 < positive("data.validation", config.data.validation) < 1:
         raise ValueError(f"data.validation must be above 0 and below 1, got {config.data.validation!r}")
-    make_objectives(config, loss)
-    _check_model(config.model)
-    _check_members(config, loss)
+    if config.model.kind in TREES:
+        _check_trees(config)
+    else:
+        make_objectives(config, loss)
+        _check_model(config.model)
+        _check_members(config, loss)
     _check_optimiser(config.optimiser)
     settings = config.train
     _check_train(settings)
@@ -210,6 +213,13 @@ def _check_model(settings: Model) -> None:
             make_model(settings, 1, 1, tanh=False)
     except ValueError as error:
         raise ValueError(f"in [model], {error}") from None
+
+
+def _check_trees(config: Config) -> None:
+    """What trees read of a configuration beside their loss, which `rankgrad.runs.trees` knows."""
+    for name in ("count", "keep", "bag"):
+        whole(f"members.{name}", getattr(config.members, name), 1)
+    whole("train.epochs", config.train.epochs, 1)
 
 
 def _check_members(config: Config, loss: OwnLoss) -> None:

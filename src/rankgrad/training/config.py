@@ -22,6 +22,9 @@ from typing import Any
 
 Option = bool | int | float | str
 
+TREES = ("lightgbm", "xgboost", "catboost")  # kinds of model that other libraries grow
+NATIVE = "native"  # loss.name of trees: the library's own objective; native:NAME is another one of its own
+
 # Keys that configurations had once. Runs written with them still open: they are left out, with a warning.
 GONE = {"train": ("compile",)}
 
@@ -44,7 +47,7 @@ class Data:
 class Model:
     """Which scorer; `tanh` left out means: for the losses through a relaxed sort (neural_...) only, as in the paper."""
 
-    kind: str = "transformer"  # transformer, mlp, linear
+    kind: str = "transformer"  # transformer, mlp, linear; boosted trees: lightgbm, xgboost, catboost
     width: int = 96
     layers: int = 2
     heads: int = 1

@@ -66,8 +66,8 @@ def hold_out(data: RankingDataset, share: float, seed: int) -> tuple[RankingData
     return fitted, held_out
 
 
-def load_splits(config: Config) -> ScaledSplits:
-    """The splits scaled by what the train split shows, and a fingerprint of them as they were read."""
+def unscaled_splits(config: Config) -> dict[str, RankingDataset]:
+    """The splits as they are read, a part of train held out where there is no validation split."""
     columns = Columns(config.data.label, config.data.qid, config.data.weight)
     splits = read_splits(config.data.path, fold=config.data.fold, columns=columns)
     if "vali" not in splits:
@@ -80,6 +80,12 @@ def load_splits(config: Config) -> ScaledSplits:
         splits = {"train": fitted, "vali": validation, **splits}
     for split in splits.values():
         expect_gains(split, "the NDCG that every run records")
+    return splits
+
+
+def load_splits(config: Config) -> ScaledSplits:
+    """The splits scaled by what the train split shows, and a fingerprint of them as they were read."""
+    splits = unscaled_splits(config)
     scaling = fit_scaling(splits["train"], config.data.scaling)
     fingerprint = " ".join(_fingerprint(splits[name]) for name in ("train", "vali"))
     return {name: scaled(data, scaling) for name, data in splits.items()}, scaling, fingerprint

@@ -1,47 +1,42 @@
-"""XGBoost, LightGBM and CatBoost: settings to choose from, fitting, scoring.
+"""Growing, scoring, saving and loading trees of XGBoost, LightGBM and CatBoost.
 
-A library is imported when its trees are fitted. Features are not scaled: the splits of a tree do not depend on it.
+A library is imported when its trees are fitted or loaded. Features are not scaled: the splits of a tree do not depend on it.
 """
 
 import importlib.util
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.training.evaluate import mean, measure
+from rankgrad.trees.objectives import TreeObjective, objective
+from rankgrad.trees.settings import EXTRAS, ROUNDS, Boosting, TreeConfig, grid
 
-METRIC = "ndcg@10"  # chooses among settings, on the validation split
-PATIENCE = 50  # rounds without a better validation metric before boosting stops
-EXTRAS = {"xgboost": "gbdt", "lightgbm": "gbdt", "catboost": "catboost"}
+METRIC = "ndcg@10"  # chooses among the settings of a grid, on the validation split
+PATIENCE = 50
 
-
-@dataclass(frozen=True)
-class TreeConfig:
-    """Trees of one library on one dataset. Tuned: the best of a grid by validation; else its first settings, all rounds."""
-
-    library: str
-    path: str
-    fold: int
-    seed: int
-    threads: int  # 0: the library's choice
-    large: bool  # larger trees, for data of thousands of queries
-    tuned: bool
-    metrics: tuple[str, ...]
+Scorer = Callable[[RankingDataset], np.ndarray]  # documents' scores, [N]
 
 
 class FittedTrees(NamedTuple):
     """A fitted model: its scores of a split [N], the rounds it keeps of those boosted, and how to save it."""
 
-    score: Callable[[RankingDataset], np.ndarray]
+    score: Scorer
     kept: int
     rounds: int
     save: Callable[[Path], object]
+
+
+class LoadedTrees(NamedTuple):
+    """A model read from a file: its scores of a split [N], and how many features a document has."""
+
+    score: Scorer
+    features: int
 
 
 def missing(library: str) -> str | None:
@@ -49,6 +44,13 @@ def missing(library: str) -> str | None:
     if importlib.util.find_spec(library) is not None:
         return None
     return f"{library} is not installed; expected it for these trees; install it with: pip install 'rankgrad[{EXTRAS[library]}]'"
+
+
+def expect_library(library: str) -> None:
+    """Refuse to go on without a library."""
+    sentence = missing(library)
+    if sentence is not None:
+        raise ValueError(sentence)
 
 
 def version_of(library: str) -> str:
@@ -61,22 +63,34 @@ def version_of(library: str) -> str:
     return "unknown"
 
 
-def grid(config: TreeConfig) -> list[dict[str, Any]]:
-    """The four settings to choose from; the first is taken where nothing is tuned.
+def fit_trees(
+    how: Boosting, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None
+) -> FittedTrees:
+    """Trees with given settings, as many as validation likes best; without validation, of all rounds."""
+    try:
+        return LIBRARIES[how.library](how, settings, train, vali)
+    except Exception as error:
+        if type(error).__name__ not in ERRORS:
+            raise
+        said = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{how.library} refused these lists: {said}; expected grades such as 0 to 4 and settings it takes; see its documentation"
+        ) from error
 
-    >>> grid(TreeConfig("lightgbm", "data", 1, seed=0, threads=1, large=False, tuned=True, metrics=("ndcg@10",)))[0]
-    {'num_leaves': 7, 'min_data_in_leaf': 20}
-    """
-    choices = GRIDS[config.library, config.large]
-    return [dict(zip(choices, values)) for values in itertools.product(*choices.values())]
+
+def load_trees(library: str, path: Path) -> LoadedTrees:
+    """What `FittedTrees.save` wrote."""
+    expect_library(library)
+    return LOADERS[library](path)
 
 
-def fit(config: TreeConfig, splits: Mapping[str, RankingDataset]) -> tuple[FittedTrees, list[dict[str, Any]]]:
+def fit_grid(config: TreeConfig, splits: Mapping[str, RankingDataset]) -> tuple[FittedTrees, list[dict[str, Any]]]:
     """The trees that are best on validation, and every setting that was tried with its rounds and validation metric."""
+    how = Boosting(config.library, config.objective, config.seed, config.threads, ROUNDS[config.large], PATIENCE)
     tried: list[dict[str, Any]] = []
     best: FittedTrees | None = None  # the others are let go of: each holds a copy of the train split
     for settings in grid(config)[: None if config.tuned else 1]:
-        trees = LIBRARIES[config.library](config, settings, splits["train"], splits["vali"] if config.tuned else None)
+        trees = fit_trees(how, settings, splits["train"], splits["vali"] if config.tuned else None)
         value = mean(measure(trees.score(splits["vali"]), splits["vali"], [METRIC])[METRIC], 1.0)
         tried.append({**settings, "rounds": trees.kept, "validation": value})
         best = trees if best is None or best_of(tried) is tried[-1] else best
@@ -93,69 +107,76 @@ def best_of(tried: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _lightgbm(
-    config: TreeConfig, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None
+    how: Boosting, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None
 ) -> FittedTrees:
     import lightgbm
 
-    rounds = _rounds(config)
     parameters = {
-        "objective": OBJECTIVES["lightgbm"],
+        "objective": _own_objective(how) if how.own else how.objective,
         "metric": "ndcg",
-        "eval_at": [10],
+        "eval_at": [how.cutoff],
         "learning_rate": 0.05,
         "feature_fraction": 0.8,
         "bagging_fraction": 0.8,
         "bagging_freq": 1,
-        "num_threads": config.threads,
+        "num_threads": how.threads,
         "verbosity": -1,
-        "seed": config.seed,
+        "seed": how.seed,
         **settings,
     }
-    fitted = lightgbm.Dataset(train.features, train.labels, group=train.lengths)
+    weight = None if train.weights is None else np.repeat(train.weights, train.lengths)
+    fitted = lightgbm.Dataset(train.features, train.labels, group=train.lengths, weight=weight)
     validation = [] if vali is None else [fitted.create_valid(vali.features, vali.labels, group=vali.lengths)]
-    stop: list[Any] = [lightgbm.early_stopping(PATIENCE, verbose=False)] if validation else []
-    booster = lightgbm.train(parameters, fitted, rounds, valid_sets=validation, callbacks=stop)
-    kept = booster.best_iteration if validation else rounds
+    stop: list[Any] = [lightgbm.early_stopping(how.patience, verbose=False)] if validation else []
+    booster = lightgbm.train(parameters, fitted, how.rounds, valid_sets=validation, callbacks=stop)
+    kept = booster.best_iteration if validation else how.rounds
     return FittedTrees(
-        lambda data: np.asarray(booster.predict(data.features, num_iteration=kept, num_threads=config.threads)),
+        lambda data: np.asarray(booster.predict(data.features, num_iteration=kept, num_threads=how.threads)),
         kept,
         booster.current_iteration(),
         lambda path: booster.save_model(path, num_iteration=kept),
     )
 
 
+def _load_lightgbm(path: Path) -> LoadedTrees:
+    import lightgbm
+
+    booster = lightgbm.Booster(model_file=path)
+    return LoadedTrees(lambda data: np.asarray(booster.predict(data.features)), booster.num_feature())
+
+
 def _xgboost(
-    config: TreeConfig, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None
+    how: Boosting, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None
 ) -> FittedTrees:
     import xgboost
 
-    def matrix(data: RankingDataset) -> Any:
+    def matrix(data: RankingDataset, weights: np.ndarray | None = None) -> Any:
         query = np.repeat(np.arange(len(data)), data.lengths)
-        return xgboost.DMatrix(data.features, data.labels, qid=query, nthread=config.threads or None)
+        return xgboost.DMatrix(data.features, data.labels, weight=weights, qid=query, nthread=how.threads or None)
 
-    rounds = _rounds(config)
     parameters = {
-        "objective": OBJECTIVES["xgboost"],
-        "eval_metric": METRIC,
+        **({"base_score": 0.0} if how.own else {"objective": how.objective}),
+        "eval_metric": f"ndcg@{how.cutoff}",
         "learning_rate": 0.05,
         "subsample": 0.8,
         "colsample_bytree": 0.8,
         "tree_method": "hist",
-        "nthread": config.threads,
+        "nthread": how.threads,
         "verbosity": 0,
-        "seed": config.seed,
+        "seed": how.seed,
         **settings,
     }
     validation = [] if vali is None else [(matrix(vali), "vali")]
     booster = xgboost.train(
         parameters,
-        matrix(train),
-        rounds,
+        matrix(train, train.weights),
+        how.rounds,
         evals=validation,
-        early_stopping_rounds=PATIENCE if validation else None,
+        obj=_own_objective(how) if how.own else None,
+        early_stopping_rounds=how.patience if validation else None,
         verbose_eval=False,
     )
-    kept = booster.best_iteration + 1 if validation else rounds
+    kept = booster.best_iteration + 1 if validation else how.rounds
     return FittedTrees(
         lambda data: booster.predict(matrix(data), iteration_range=(0, kept)),
         kept,
@@ -164,28 +185,37 @@ def _xgboost(
     )
 
 
+def _load_xgboost(path: Path) -> LoadedTrees:
+    import xgboost
+
+    booster = xgboost.Booster(model_file=path)
+    return LoadedTrees(lambda data: booster.predict(xgboost.DMatrix(data.features)), booster.num_features())
+
+
 def _catboost(
-    config: TreeConfig, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None
+    how: Boosting, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None
 ) -> FittedTrees:
     import catboost
 
-    def pool(data: RankingDataset) -> Any:
+    def pool(data: RankingDataset, weights: np.ndarray | None = None) -> Any:
         query = np.repeat(np.arange(len(data)), data.lengths)
-        return catboost.Pool(data.features, data.labels, group_id=query)
+        weighted = {} if weights is None else {"group_weight": np.repeat(weights, data.lengths)}
+        return catboost.Pool(data.features, data.labels, group_id=query, **weighted)
 
     parameters = {
-        "loss_function": OBJECTIVES["catboost"],
-        "eval_metric": "NDCG:top=10;type=Exp",
-        "iterations": _rounds(config),
+        "loss_function": how.objective,
+        "eval_metric": f"NDCG:top={how.cutoff};type=Exp",
+        "iterations": how.rounds,
         "learning_rate": 0.05,
-        "thread_count": config.threads or -1,
-        "random_seed": config.seed,
+        "thread_count": how.threads or -1,
+        "random_seed": how.seed,
         "allow_writing_files": False,
         "logging_level": "Silent",
         **settings,
     }
     model = catboost.CatBoost(parameters)
-    model.fit(pool(train), eval_set=vali and pool(vali), early_stopping_rounds=PATIENCE if vali else None)
+    stop = how.patience if vali else None
+    model.fit(pool(train, train.weights), eval_set=vali and pool(vali), early_stopping_rounds=stop)
     kept = model.tree_count_  # CatBoost itself drops what came after the best round
     curves = [curve for of_split in model.get_evals_result().values() for curve in of_split.values()]
     return FittedTrees(
@@ -196,8 +226,16 @@ def _catboost(
     )
 
 
-def _rounds(config: TreeConfig) -> int:
-    return 1_000 if config.large else 500
+def _load_catboost(path: Path) -> LoadedTrees:
+    import catboost
+
+    model = catboost.CatBoost()
+    model.load_model(str(path))
+    return LoadedTrees(lambda data: model.predict(data.features), len(model.feature_names_))
+
+
+def _own_objective(how: Boosting) -> TreeObjective:
+    return objective(how.objective, generator=torch.Generator().manual_seed(how.seed), **how.options)
 
 
 LIBRARIES: Mapping[str, Callable[..., FittedTrees]] = {
@@ -205,13 +243,9 @@ LIBRARIES: Mapping[str, Callable[..., FittedTrees]] = {
     "lightgbm": _lightgbm,
     "catboost": _catboost,
 }
-OBJECTIVES = {"xgboost": "rank:pairwise", "lightgbm": "lambdarank", "catboost": "YetiRank"}
-MODEL_FILES = {"xgboost": "model.json", "lightgbm": "model.txt", "catboost": "model.cbm"}
-GRIDS: Mapping[tuple[str, bool], Mapping[str, tuple[float, ...]]] = {
-    ("lightgbm", False): {"num_leaves": (7, 31), "min_data_in_leaf": (20, 100)},
-    ("lightgbm", True): {"num_leaves": (63, 255), "min_data_in_leaf": (20, 200)},
-    ("xgboost", False): {"max_depth": (3, 6), "min_child_weight": (1, 10)},
-    ("xgboost", True): {"max_depth": (6, 9), "min_child_weight": (1, 50)},
-    ("catboost", False): {"depth": (4, 6), "l2_leaf_reg": (3, 30)},
-    ("catboost", True): {"depth": (6, 8), "l2_leaf_reg": (3, 30)},
+LOADERS: Mapping[str, Callable[[Path], LoadedTrees]] = {
+    "xgboost": _load_xgboost,
+    "lightgbm": _load_lightgbm,
+    "catboost": _load_catboost,
 }
+ERRORS = ("XGBoostError", "LightGBMError", "CatBoostError")  # by name: they are in libraries that may not be installed
