@@ -14,7 +14,7 @@ from torch import Tensor
 from rankgrad.checks import non_negative, positive, whole
 from rankgrad.core.lists import inverse, order_by_score, prepare
 from rankgrad.core.noise import gumbel as gumbel
-from rankgrad.core.sinkhorn import ConvergedMatrix, NeuralSortMatrix, ScaledMatrix, ScaledSort
+from rankgrad.core.sinkhorn import converged_matrix, neural_sort_matrix, scaled_matrix, scaled_sort
 from rankgrad.kernels import scaled_sort_kernel
 
 
@@ -33,7 +33,7 @@ def neural_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0)
     ordered = clean.gather(-1, order)  # [..., L], best first, padding last
     length = ordered.shape[-1]
     counts = mask.sum(-1).reshape(-1)
-    matrix = NeuralSortMatrix.apply(ordered.reshape(len(counts), length), counts, tau)
+    matrix = neural_sort_matrix(ordered.reshape(len(counts), length), counts, tau)
     columns = inverse(order)[..., None, :].expand(*order.shape, length)
     return _finish(matrix.reshape(columns.shape).gather(-1, columns), valid, scores.dtype)
 
@@ -78,7 +78,7 @@ def ot_sort(
     if kernel.numel() == 0:
         return _finish(kernel, valid, scores.dtype)
     flat = kernel.reshape(-1, *kernel.shape[-2:])
-    plan = ConvergedMatrix.apply(flat, iters, tol).view(kernel.shape)
+    plan = converged_matrix(flat, iters, tol).view(kernel.shape)
     error = torch.where(mask, (plan.detach().sum(-2) - 1).abs(), 0.0).amax()
     if bool(error > 2 * tol):
         warnings.warn(
@@ -109,7 +109,7 @@ def sinkhorn(matrix: Tensor, *, iters: int = 30, tol: float = 1e-6) -> Tensor:
         raise ValueError(f"matrix must not hold negative numbers, got {float(matrix.min())}")
     # float64: the scaling vectors of an arbitrary matrix may leave float32's range
     flat = matrix.double().reshape(-1, *matrix.shape[-2:])
-    return ScaledMatrix.apply(flat, iters, tol).view(matrix.shape).to(matrix.dtype)
+    return scaled_matrix(flat, iters, tol).view(matrix.shape).to(matrix.dtype)
 
 
 def sort_values(
@@ -133,7 +133,7 @@ def sort_values(
     ordered = scores.gather(-1, order)
     by_column = values.expand_as(scores) if transposed else values.gather(-1, order)
     length = scores.shape[-1]
-    apply = scaled_sort_kernel if backend == "triton" else ScaledSort.apply
+    apply = scaled_sort_kernel if backend == "triton" else scaled_sort
     out = apply(
         ordered.reshape(-1, length),
         mask.sum(-1).reshape(-1),
@@ -146,7 +146,7 @@ def sort_values(
     return out.gather(-1, inverse(order)) if transposed else out
 
 
-def _clean(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _clean(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Scores and mask as `prepare` cleans them, of the scores' own width, and which lists are valid."""
     no_labels = torch.zeros_like(scores, dtype=torch.bool) if isinstance(scores, Tensor) else scores
     lists = prepare(scores, no_labels, mask, None)
@@ -154,6 +154,8 @@ def _clean(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]
     return lists.scores[..., :length], lists.mask[..., :length], lists.valid
 
 
-def _finish(matrix: Tensor, valid: Tensor, dtype: torch.dtype) -> Tensor:
+def _finish(matrix: Tensor, valid: Tensor | None, dtype: torch.dtype) -> Tensor:
     """NaN for a list with a bad score (where the CPU's check did not refuse it), and the caller's dtype."""
+    if valid is None:
+        return matrix.to(dtype)
     return (matrix * torch.where(valid, 1.0, math.nan).to(matrix.dtype)[..., None, None]).to(dtype)

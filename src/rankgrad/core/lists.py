@@ -10,9 +10,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rankgrad.checks import one_of
 from rankgrad.core.gains import NO_GAIN, Gain, gains
+from rankgrad.core.operators import has_values
+
+_MANY = 2.0**24  # terms of a sum: with so many a loss stays finite
 
 
 class Lists(NamedTuple):
@@ -21,12 +25,24 @@ class Lists(NamedTuple):
     scores: Tensor  # [..., L] ([..., L, K] for several units), float32 or float64
     labels: Tensor  # [..., L] float64, so that whole numbers and powers of two stay exact
     mask: Tensor  # [..., L] bool, True = a real document
-    valid: Tensor  # [...] bool, False where a real document holds a bad value: the result of such a list is NaN
+    valid: (
+        Tensor | None
+    )  # [...] bool, False where a real document holds a bad value: the result is NaN; None: none does
+    weights: Tensor | None = None  # [..., L] in the scores' dtype, None: every document weighs 1
 
     @property
     def counts(self) -> Tensor:
         """Number of real documents of each list, [...] int64."""
         return self.mask.sum(-1)
+
+    @property
+    def weighing(self) -> Tensor:
+        """Real documents that weigh more than 0, [..., L] bool."""
+        return self.mask if self.weights is None else self.weights > 0
+
+    def sum_weights(self) -> Tensor:
+        """The weights of each list's documents, [...]: their number where all weigh 1."""
+        return self.counts if self.weights is None else self.weights.sum(-1)
 
 
 def check_for_kernel(
@@ -36,7 +52,7 @@ def check_for_kernel(
 
     "exp2" and "linear" are known to the kernels by name; a function of the labels becomes its values, [..., L] float64.
     """
-    _check_tensors(scores, labels, mask, False)
+    _check_tensors(scores, labels, mask, None, False)
     if _checks_values(check, scores):
         prepare(scores, labels, mask, True, gain=gain)
     one_of("reduction", reduction, ("mean", "sum", "none"))
@@ -54,56 +70,66 @@ def prepare(
     *,
     units: bool = False,
     gain: object = None,
+    weights: Tensor | None = None,
+    sums: bool = False,
 ) -> Lists:
     """Validate what a caller gave, zero the padding, choose the computing dtype (float32 at least).
 
-    `gain="exp2"`: labels without a gain 2^y - 1 are bad values too, where values are checked.
+    `gain="exp2"`: labels without a gain 2^y - 1 are bad values too, where values are checked. `sums`: the loss sums scores, which
+    must not overflow, see `_summable`.
     """
-    _check_tensors(scores, labels, mask, units)
+    _check_tensors(scores, labels, mask, weights, units)
     checks_values = _checks_values(check, scores)
+    masked = mask is not None
     mask = torch.ones_like(labels, dtype=torch.bool) if mask is None else _recordable(mask)
     if labels.shape[-1] == 0:  # one column of padding, so that nothing below has to handle a list without columns
-        scores = torch.nn.functional.pad(scores, (0, 0, 0, 1) if units else (0, 1))
-        labels = torch.nn.functional.pad(labels, (0, 1))
-        mask = torch.nn.functional.pad(mask, (0, 1))
+        masked = True
+        scores = functional.pad(scores, (0, 0, 0, 1) if units else (0, 1))
+        labels, mask = functional.pad(labels, (0, 1)), functional.pad(mask, (0, 1))
+        weights = weights if weights is None else functional.pad(weights, (0, 1))
     labels = _recordable(labels.detach()).double()
-    good_labels = labels.isfinite() & (labels >= 0)
-    good_scores = scores.isfinite().all(-1) if units else scores.isfinite()
-    if checks_values:
-        _check_values(scores, good_scores, labels, good_labels, mask)
-        if gain == "exp2":
-            _check_gains(labels, mask)
-    usable = mask & good_scores & good_labels
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    return Lists(
-        scores=torch.where(usable[..., None] if units else usable, wide, wide.new_zeros(())),
-        labels=torch.where(usable, labels, labels.new_zeros(())),
-        mask=mask,
-        valid=(usable | ~mask).all(-1),
+    if weights is not None:
+        weights = _recordable(weights.detach()).to(wide.dtype)
+    if checks_values:
+        lists = _kept(wide, labels, weights, mask, units) if masked else Lists(wide, labels, mask, None, weights)
+        largest = _largest_score(lists, gain)
+        if largest is None:
+            _refuse(wide, labels, weights, mask, gain)
+        if sums and largest is not None and largest > _largest_summable(wide.dtype):
+            lists = lists._replace(scores=_summable(lists.scores))
+        return lists
+    good_scores = wide.abs() <= torch.finfo(wide.dtype).max  # NaN fails every comparison
+    usable = mask & (good_scores.all(-1) if units else good_scores) & _is_amount(labels)
+    if weights is not None:
+        usable = usable & _is_amount(weights)
+    lists = _kept(wide, labels, weights, usable, units)
+    return lists._replace(
+        scores=_summable(lists.scores) if sums else lists.scores, mask=mask, valid=(usable == mask).all(-1)
     )
 
 
-def reduce(
-    values: Tensor, informative: Tensor, lists: Lists, reduction: str, *, by_document: bool = False
-) -> Tensor:
+def reduce(values: Tensor, informative: Tensor, lists: Lists, reduction: str, *, by_document: bool = False) -> Tensor:
     """One value per list -> the loss: lists that are not informative weigh nothing, invalid lists are NaN.
 
-    mean = sum of the lists' losses / max(1, number of informative lists), or of their documents.
+    mean = sum of the lists' losses / max(1, number of informative lists), or / the sum of the weights of their documents.
     """
     one_of("reduction", reduction, ("mean", "sum", "none"))
-    values = torch.where(informative, values, torch.zeros_like(values))
-    values = poison(values, lists)
+    values = poison(torch.where(informative, values, 0.0), lists)
     if reduction == "none":
         return values
     if reduction == "sum":
         return values.sum()
-    counted = informative | ~lists.valid
-    return values.sum() / (torch.where(counted, lists.counts, 0) if by_document else counted).sum().clamp(min=1)
+    counted = informative if lists.valid is None else informative | ~lists.valid
+    if not by_document:
+        return values.sum() / counted.sum().clamp(min=1)
+    total = torch.where(counted, lists.sum_weights(), 0).sum()
+    return values.sum() / torch.where(total > 0, total, 1)
 
 
 def poison(values: Tensor, lists: Lists) -> Tensor:
     """NaN, in value and in gradient, for lists with a bad value: loud, never a plausible wrong number."""
-    return values * torch.where(lists.valid, 1.0, math.nan).to(values.dtype)
+    return values if lists.valid is None else values * torch.where(lists.valid, 1.0, math.nan).to(values.dtype)
 
 
 def order_by_score(scores: Tensor, mask: Tensor) -> Tensor:
@@ -127,26 +153,62 @@ def inverse(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(-1, order, positions)
 
 
+def _kept(scores: Tensor, labels: Tensor, weights: Tensor | None, kept: Tensor, units: bool) -> Lists:
+    """The same with zeros where documents are not kept."""
+    return Lists(
+        torch.where(kept[..., None] if units else kept, scores, 0.0),
+        torch.where(kept, labels, 0.0),
+        kept,
+        None,
+        weights if weights is None else torch.where(kept, weights, 0.0),
+    )
+
+
+def _is_amount(values: Tensor) -> Tensor:
+    """Finite and 0 or above."""
+    return values.clamp(0, torch.finfo(values.dtype).max) == values
+
+
+def _summable(scores: Tensor) -> Tensor:
+    """Scores whose differences can be summed over a list and a batch: lists beyond that are scaled down as a whole.
+
+    By a power of two, so that the order of the documents and the direction of the gradient stay as they are. The true sums of such
+    lists overflow; ordinary scores are not changed.
+    """
+    far = scores.detach().abs().amax(-1, keepdim=True) > _largest_summable(scores.dtype)
+    return scores * torch.where(far, 1 / _MANY, 1.0).to(scores.dtype)
+
+
+def _largest_summable(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).max / _MANY
+
+
 def _recordable(tensor: Tensor) -> Tensor:
     """The tensor, or a copy of one made in inference mode, which autograd would refuse to save."""
+    if torch.compiler.is_compiling():  # where nobody can ask
+        return tensor
     return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 
 def _checks_values(check: bool | None, scores: Tensor) -> bool:
-    """Whether values are checked: as the caller says, else only on the CPU, where reading them does not stall a device."""
+    """Whether values are checked: as the caller says, else only on the CPU, where reading them does not stall a device.
+
+    Never where there are none to read: while compiling and inside torch.func.
+    """
     if not (check is None or isinstance(check, bool)):
         raise ValueError(f"check must be None, True or False, got {check!r}")
-    return scores.device.type == "cpu" if check is None else check
+    return (scores.device.type == "cpu" if check is None else check) and has_values(scores)
 
 
-def _check_tensors(scores: Tensor, labels: Tensor, mask: Tensor | None, units: bool) -> None:
-    for name, tensor in (("scores", scores), ("labels", labels), ("mask", mask)):
-        if not isinstance(tensor, Tensor) and not (name == "mask" and tensor is None):
+def _check_tensors(scores: Tensor, labels: Tensor, mask: Tensor | None, weights: Tensor | None, units: bool) -> None:
+    for name, tensor in (("scores", scores), ("labels", labels), ("mask", mask), ("weights", weights)):
+        if not isinstance(tensor, Tensor) and not (name in ("mask", "weights") and tensor is None):
             raise ValueError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if not scores.dtype.is_floating_point:
         raise ValueError(f"scores must be of a floating-point dtype, got {scores.dtype}; call scores.float()")
-    if labels.dtype.is_complex:
-        raise ValueError(f"labels must be of a real dtype (integer, bool or floating-point), got {labels.dtype}")
+    for name, tensor in (("labels", labels), ("weights", weights)):
+        if tensor is not None and tensor.dtype.is_complex:
+            raise ValueError(f"{name} must be of a real dtype (integer, bool or floating-point), got {tensor.dtype}")
     if mask is not None and mask.dtype != torch.bool:
         raise ValueError(
             f"mask must be of dtype torch.bool (True = a real document), got {mask.dtype}; call mask.bool()"
@@ -158,7 +220,7 @@ def _check_tensors(scores: Tensor, labels: Tensor, mask: Tensor | None, units: b
     expected_shape = scores.shape[:-1] if units else scores.shape
     if units and scores.shape[-1] == 0:
         raise ValueError(f"scores must have at least one unit per document, got shape {tuple(scores.shape)}")
-    for name, tensor in (("labels", labels), ("mask", mask)):
+    for name, tensor in (("labels", labels), ("mask", mask), ("weights", weights)):
         if tensor is None:
             continue
         if tensor.shape != expected_shape:
@@ -170,23 +232,35 @@ def _check_tensors(scores: Tensor, labels: Tensor, mask: Tensor | None, units: b
             raise ValueError(f"{name} must be on the scores' device {scores.device}, got {tensor.device}")
 
 
-def _check_values(scores: Tensor, good_scores: Tensor, labels: Tensor, good_labels: Tensor, mask: Tensor) -> None:
+def _largest_score(lists: Lists, gain: object) -> float | None:
+    """The largest score's size if all values are good, else None: two numbers of each tensor tell."""
+    if lists.labels.numel() == 0:
+        return 0.0
+    low, high = (float(bound) for bound in lists.scores.detach().aminmax())
+    lowest, highest = (float(bound) for bound in lists.labels.aminmax())
+    good = low > -math.inf and high < math.inf and lowest >= 0 and highest < (NO_GAIN if gain == "exp2" else math.inf)
+    if lists.weights is not None:
+        lightest, heaviest = (float(bound) for bound in lists.weights.aminmax())
+        good = good and lightest >= 0 and heaviest < math.inf
+    return max(-low, high) if good else None  # NaN fails every comparison
+
+
+def _refuse(scores: Tensor, labels: Tensor, weights: Tensor | None, mask: Tensor, gain: object) -> None:
+    """Say which value is bad, and where."""
+    finite = scores.isfinite()
     for name, tensor, good, expected in (
-        ("scores", scores, good_scores, "finite"),
-        ("labels", labels, good_labels, "finite and 0 or above"),
+        ("scores", scores, finite.all(-1) if scores.dim() > labels.dim() else finite, "finite"),
+        ("labels", labels, _is_amount(labels), "finite and 0 or above"),
+        ("weights", weights, None if weights is None else _is_amount(weights), "finite and 0 or above"),
     ):
-        bad = mask & ~good
-        if bool(bad.any()):
-            place = tuple(bad.nonzero()[0].tolist())
+        if tensor is not None and good is not None and not bool((good | ~mask).all()):
+            place = tuple((mask & ~good).nonzero()[0].tolist())
             raise ValueError(
                 f"{name} of real documents must be {expected}, got {tensor[place].tolist()} at index {place}; "
                 "mark padding with mask=False there, or correct the value"
             )
-
-
-def _check_gains(labels: Tensor, mask: Tensor) -> None:
     bad = mask & (labels >= NO_GAIN)
-    if bool(bad.any()):
+    if gain == "exp2" and bool(bad.any()):
         place = tuple(bad.nonzero()[0].tolist())
         raise ValueError(
             f"label {labels[place].item():g} at index {place} is too large for a gain of 2^y - 1, which overflows from "

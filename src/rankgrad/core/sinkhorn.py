@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rankgrad.core.operators import differentiable_once, operator
+
 # Entries of the n x n matrices worked on at once: small enough for a CPU's caches, large enough to feed a GPU.
 _ENTRIES_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
 
@@ -45,7 +47,7 @@ class Rounds(NamedTuple):
     active: Tensor  # [T, B] bool
 
 
-def _once(backward: Callable[[Any, Tensor], tuple[Tensor | None, ...]]) -> Any:
+def _once(backward: Callable[[Any, Tensor], tuple[Any, ...]]) -> Any:
     """A backward pass in full precision whose result refuses to be differentiated again, rather than being a constant."""
 
     @functools.wraps(backward)
@@ -53,25 +55,13 @@ def _once(backward: Callable[[Any, Tensor], tuple[Tensor | None, ...]]) -> Any:
         with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
             first, *rest = backward(ctx, grad)
         if torch.is_grad_enabled():  # create_graph=True
-            first = _DifferentiableOnce.apply(first, ctx.saved_tensors[0], grad)
+            first = differentiable_once(first, ctx.saved_tensors[0], grad)
         return first, *rest
 
     return guarded
 
 
-class _DifferentiableOnce(torch.autograd.Function):
-    """The identity, with an error for a derivative."""
-
-    @staticmethod
-    def forward(_ctx: Any, value: Tensor, *_: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def backward(_ctx: Any, *_: Tensor) -> Any:
-        raise RuntimeError("relaxed sorts can be differentiated once: second derivatives are not implemented")
-
-
-class ScaledSort(torch.autograd.Function):
+class _ScaledSort(torch.autograd.Function):
     """scale(P) x for sorted scores, or scale(P^T) x; P is rebuilt in the backward pass, kept only while that is cheap."""
 
     @staticmethod
@@ -122,7 +112,7 @@ class ScaledSort(torch.autograd.Function):
         return out, None, None, None, None, None, None
 
 
-class NeuralSortMatrix(torch.autograd.Function):
+class _NeuralSortMatrix(torch.autograd.Function):
     """NeuralSort's matrix of sorted scores, [B, L] -> [B, L, L], columns in the sorted order."""
 
     @staticmethod
@@ -142,7 +132,7 @@ class NeuralSortMatrix(torch.autograd.Function):
         return _scores_grad(matrix, grad, scores, counts, ctx.tau), None, None
 
 
-class ScaledMatrix(torch.autograd.Function):
+class _ScaledMatrix(torch.autograd.Function):
     """Sinkhorn scaling of any non-negative matrices, [B, R, C] -> [B, R, C]."""
 
     @staticmethod
@@ -165,7 +155,7 @@ class ScaledMatrix(torch.autograd.Function):
         return factor + torch.bmm(left.permute(1, 2, 0), right.transpose(0, 1)), None, None
 
 
-class ConvergedMatrix(torch.autograd.Function):
+class _ConvergedMatrix(torch.autograd.Function):
     """Sinkhorn scaling run to its limit, [B, R, R] -> [B, R, R]; the gradient is that of the limit.
 
     The limit M = diag(u) A diag(v) does not depend on where the scaling began, so nothing of the rounds is kept: with
@@ -202,6 +192,29 @@ class ConvergedMatrix(torch.autograd.Function):
             ):  # reading a tensor stalls a device: only now and then
                 break
         return u[:, :, None] * (grad - x[:, :, None] - y[:, None, :]) * v[:, None, :], None, None
+
+
+scaled_sort = operator(
+    "scaled_sort",
+    "Tensor scores, Tensor counts, Tensor values, float tau, int iters, float tol, bool transposed",
+    lambda _: _ScaledSort,
+    lambda scores, *_: torch.empty_like(scores),
+)
+neural_sort_matrix = operator(
+    "neural_sort_matrix",
+    "Tensor scores, Tensor counts, float tau",
+    lambda _: _NeuralSortMatrix,
+    lambda scores, *_: scores.new_empty(*scores.shape, scores.shape[-1]),
+)
+scaled_matrix = operator(
+    "scaled_matrix", "Tensor matrix, int iters, float tol", lambda _: _ScaledMatrix, lambda x, *_: torch.empty_like(x)
+)
+converged_matrix = operator(
+    "converged_matrix",
+    "Tensor matrix, int iters, float tol",
+    lambda _: _ConvergedMatrix,
+    lambda x, *_: torch.empty_like(x),
+)
 
 
 def chunks(counts: Tensor, length: int) -> Iterator[tuple[Tensor | slice, int]]:
