@@ -150,6 +150,126 @@ def test_gradcheck_of_soft_rank(options):
     assert torch.autograd.gradcheck(lambda s: case(s, reduction="none", **options), (case.scores.requires_grad_(),))
 
 
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+WEIGHTED = [spec.name for spec in LOSS_TABLE if spec.weights]
+every_weighted_loss = pytest.mark.parametrize("name", WEIGHTED)
+
+
+def weights_of(case):
+    """Weights with zeros among them; the fifth list keeps one document that weighs anything."""
+    weights = 2 * torch.rand(case.labels.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    weights[0, case.mask[0].nonzero()[::3]] = 0.0
+    weights[-1, case.mask[-1].nonzero()[1:]] = 0.0
+    return weights
+
+
+def test_the_table_says_which_losses_take_weights():
+    assert [name for name in LOSSES if takes(name, "weights")] == WEIGHTED and len(WEIGHTED) == 13
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in WEIGHTED), *((name, {"k": 3}) for name in WEIGHTED if takes(name, "k"))],
+)
+def test_weights_equal_their_loops(name, options):
+    case = Case(name)
+    weights = weights_of(case)
+    values = case(reduction="none", weights=weights, **options)
+    for row in range(len(case.lengths)):
+        given = {key: case.real(row, value).tolist() for key, value in case.options.items()}
+        expected = LOSS_REFERENCES[name](
+            case.real(row, case.scores).tolist(),
+            case.real(row, case.labels).tolist(),
+            weights=case.real(row, weights).tolist(),
+            **given,
+            **options,
+        )
+        close(values[row], torch.tensor(expected, dtype=torch.float64))
+    counted = RULES[name](case.labels, case.mask & (weights > 0))
+    assert counted.tolist() == [
+        True,
+        True,
+        True,
+        name in ("rmse", "bce", "ordinal"),
+        name in ("rmse", "bce", "ordinal"),
+    ]
+    total = weights.masked_fill(~case.mask, 0.0)[counted].sum() if BY_DOCUMENT[name] else counted.sum()
+    close(case(weights=weights, **options), values.sum() / total)
+
+
+@every_weighted_loss
+def test_weights_of_one_change_nothing(name):
+    case = Case(name, dtype=torch.float32)
+    value, grad = value_and_grad(lambda s: case(s), case.scores)
+    for weights in (torch.ones(case.labels.shape), torch.ones(case.labels.shape, dtype=torch.int64)):
+        again, again_grad = value_and_grad(lambda s, w=weights: case(s, weights=w), case.scores)
+        close(again, value, rtol=1e-6)
+        close(again_grad, grad, rtol=1e-5, atol=1e-7)
+
+
+@every_weighted_loss
+def test_gradcheck_of_weights(name):
+    case = Case(name, lengths=(5, 2, 4), width=6)
+    weights = weights_of(case)
+    scores = case.scores.requires_grad_()
+    assert torch.autograd.gradcheck(lambda s: case(s, reduction="none", weights=weights), (scores,), atol=1e-6)
+
+
+@every_weighted_loss
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -1.0])
+def test_weights_under_the_padding_cannot_matter(name, poison):
+    case = Case(name)
+    weights = weights_of(case)
+    value, grad = value_and_grad(lambda s: case(s, weights=weights), case.scores)
+    weights[~case.mask] = poison
+    dirty_value, dirty_grad = value_and_grad(lambda s: case(s, weights=weights), case.scores)
+    assert torch.equal(dirty_value, value) and torch.equal(dirty_grad, grad)
+
+
+@pytest.mark.parametrize("name", ["rmse", "bce", "ordinal", "ranknet", "query_rmse"])
+def test_a_weight_of_zero_is_as_if_the_document_were_not_there(name):
+    case = Case(name)
+    weights = (torch.rand(case.labels.shape, generator=torch.Generator().manual_seed(4)) < 0.7).double()
+    value, grad = value_and_grad(lambda s: case(s, weights=weights), case.scores)
+    case.mask = case.mask & (weights > 0)
+    without, without_grad = value_and_grad(lambda s: case(s), case.scores)
+    close(value, without)
+    close(grad, without_grad)
+
+
+@every_weighted_loss
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -0.5])
+def test_bad_weights_of_real_documents(name, bad):
+    case = Case(name)
+    weights = weights_of(case)
+    good = case(reduction="none", weights=weights)
+    weights[2, case.mask[2].nonzero()[0, 0]] = bad
+    with pytest.raises(ValueError, match=rf"weights of real documents must be finite.*got .*{bad}.*at index \(2, "):
+        case(weights=weights)
+    values = case(check=False, reduction="none", weights=weights)
+    assert values[2].isnan() and torch.equal(values[[0, 1, 3, 4]], good[[0, 1, 3, 4]])
+
+
+@every_weighted_loss
+def test_wrong_weights_are_refused(name):
+    case = Case(name)
+    for weights, message in (
+        ([1.0], "weights must be a torch.Tensor, got list"),
+        (torch.ones(5, 1), r"weights must have the shape \(5, 12\).*nothing is broadcast.*got \(5, 1\)"),
+        (torch.ones(5, 12, dtype=torch.complex64), "weights must be of a real dtype"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            case(weights=weights, check=False)
+
+
+@pytest.mark.parametrize("name", [name for name in WEIGHTED if takes(name, "backend")])
+def test_kernels_refuse_weights(name):
+    case = Case(name, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"backend='triton'.*weights.*backend='auto'"):
+        case(weights=weights_of(case), backend="triton")
+
+
 # --- lists never see each other, nor their padding --------------------------------------------------------------------
 
 
@@ -374,6 +494,26 @@ def test_huge_scores_in_the_right_and_the_wrong_order(name, size, dtype):
     scores = scores[..., None].expand(2, 8, UNITS).clone() if name == "ordinal" else scores
     finite_and_attached(name, scores, labels)
     finite_and_attached(name, scores + shaped(name, 2, 8, dtype=dtype), labels)
+
+
+@every_loss
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 3e38), (torch.float64, 1.7e308)])
+@pytest.mark.parametrize("check", [None, False])
+def test_the_largest_scores_there_are(name, dtype, size, check):
+    if name == "query_rmse":
+        pytest.skip("its squares are beyond the dtype, and it says so")
+    labels, mask = torch.tensor([[0, 1, 2, 3, 4, 2, 1, 0]]).repeat(2, 1), torch.ones(2, 8, dtype=torch.bool)
+    mask[1, 3] = False
+    order = (labels - 2).clamp(-1, 1).to(dtype)
+    for scores in (size * order, -size * order, size * (labels == 4).to(dtype), torch.full_like(order, -size)):
+        scores = scores[..., None].expand(2, 8, UNITS).clone() if name == "ordinal" else scores
+        finite_and_attached(name, scores, labels, mask, check=check)
+
+
+@pytest.mark.parametrize("name", ["listnet", "softmax", "xe_ndcg", "ranknet", "lambdarank"])
+def test_the_largest_scores_are_still_pulled_the_right_way(name):
+    _, grad = finite_and_attached(name, torch.tensor([3e38, -3e38, 0.0]), torch.tensor([0, 4, 0]))
+    assert grad[1] < 0 < grad[0]
 
 
 def test_query_rmse_takes_lists_without_a_relevant_document_if_asked():

@@ -197,105 +197,115 @@ def pairs_of(scores, labels, k=None, pairs="any", ordered=True):
                 yield i, j
 
 
-def ranknet(scores, labels, *, k=None, pairs="any"):
-    return sum(softplus(scores[j] - scores[i]) for i, j in pairs_of(scores, labels, k, pairs))
+def ranknet(scores, labels, *, k=None, pairs="any", weights=None):
+    w = weights or [1.0] * len(scores)
+    return sum(w[i] * w[j] * softplus(scores[j] - scores[i]) for i, j in pairs_of(scores, labels, k, pairs))
 
 
-def _weighted_pairs(scores, labels, k, gain, pairs, weight):
-    if len(set(labels)) < 2:
+def _pairs_with_gains(scores, labels, k, gain, pairs, factor, weights):
+    w = weights or [1.0] * len(scores)
+    if len({y for y, v in zip(labels, w) if v > 0}) < 2:
         return 0.0
     best, pi = max_dcg(labels, k, gain), ranks(scores)
     return sum(
-        abs(gain_of(labels[i], gain) - gain_of(labels[j], gain)) / best * weight(pi[i], pi[j])
+        w[i] * w[j] * abs(gain_of(labels[i], gain) - gain_of(labels[j], gain)) / best * factor(pi[i], pi[j])
         * softplus(scores[j] - scores[i])
         for i, j in pairs_of(scores, labels, k, pairs)
     )  # fmt: skip
 
 
-def _lambda_weight(a, b):
+def _lambda_factor(a, b):
     return abs(discount(a) - discount(b))
 
 
-def _distance_weight(a, b):
+def _distance_factor(a, b):
     return discount(abs(a - b)) - discount(abs(a - b) + 1)
 
 
-def lambdarank(scores, labels, *, k=None, gain="exp2", pairs="any"):
-    return _weighted_pairs(scores, labels, k, gain, pairs, _lambda_weight)
+def lambdarank(scores, labels, *, k=None, gain="exp2", pairs="any", weights=None):
+    return _pairs_with_gains(scores, labels, k, gain, pairs, _lambda_factor, weights)
 
 
-def ndcg_loss1(scores, labels, *, k=None, gain="exp2", pairs="any"):
-    if len(set(labels)) < 2:
+def ndcg_loss1(scores, labels, *, k=None, gain="exp2", pairs="any", weights=None):
+    w = weights or [1.0] * len(scores)
+    if len({y for y, v in zip(labels, w) if v > 0}) < 2:
         return 0.0
     best, pi = max_dcg(labels, k, gain), ranks(scores)
     return sum(
-        gain_of(labels[i], gain) / best * discount(pi[i]) * softplus(scores[j] - scores[i])
+        w[i] * w[j] * gain_of(labels[i], gain) / best * discount(pi[i]) * softplus(scores[j] - scores[i])
         for i, j in pairs_of(scores, labels, k, pairs, ordered=False)
     )
 
 
-def ndcg_loss2(scores, labels, *, k=None, gain="exp2", pairs="any"):
-    return _weighted_pairs(scores, labels, k, gain, pairs, _distance_weight)
+def ndcg_loss2(scores, labels, *, k=None, gain="exp2", pairs="any", weights=None):
+    return _pairs_with_gains(scores, labels, k, gain, pairs, _distance_factor, weights)
 
 
-def ndcg_loss2pp(scores, labels, *, k=None, gain="exp2", pairs="any", mu=10.0):
-    return _weighted_pairs(
-        scores, labels, k, gain, pairs, lambda a, b: _lambda_weight(a, b) + mu * _distance_weight(a, b)
+def ndcg_loss2pp(scores, labels, *, k=None, gain="exp2", pairs="any", mu=10.0, weights=None):
+    return _pairs_with_gains(
+        scores, labels, k, gain, pairs, lambda a, b: _lambda_factor(a, b) + mu * _distance_factor(a, b), weights
     )
 
 
-def rmse(scores, labels, *, levels=5.0):
-    if not scores:
+def mean_over_documents(terms, weights):
+    w = weights or [1.0] * len(terms)
+    return sum(v * x for v, x in zip(w, terms)) / sum(w) if sum(w) else 0.0
+
+
+def rmse(scores, labels, *, levels=5.0, weights=None):
+    return math.sqrt(mean_over_documents([(y - levels * sigmoid(s)) ** 2 for s, y in zip(scores, labels)], weights))
+
+
+def bce(scores, labels, *, threshold=1, weights=None):
+    return mean_over_documents([softplus(-s if y >= threshold else s) for s, y in zip(scores, labels)], weights)
+
+
+def ordinal(scores, labels, *, weights=None):
+    terms = [sum(softplus(-s if y > t else s) for t, s in enumerate(units)) for units, y in zip(scores, labels)]
+    return mean_over_documents(terms, weights)
+
+
+def that_weigh(values, weights):
+    """The values of documents that weigh more than 0."""
+    return [x for x, v in zip(values, weights or [1.0] * len(values)) if v > 0]
+
+
+def _cross_entropy(target, scores, weights):
+    w = weights or [1.0] * len(scores)
+    return -sum(v * t * p for v, t, p in zip(w, target, log_softmax(scores)))
+
+
+def listnet(scores, labels, *, weights=None):
+    if not two_and_one_relevant(that_weigh(labels, weights)):
         return 0.0
-    return math.sqrt(sum((y - levels * sigmoid(s)) ** 2 for s, y in zip(scores, labels)) / len(scores))
+    return _cross_entropy([math.exp(p) for p in log_softmax([float(y) for y in labels])], scores, weights)
 
 
-def bce(scores, labels, *, threshold=1):
-    if not scores:
+def softmax(scores, labels, *, weights=None):
+    return _cross_entropy(labels, scores, weights) if two_and_one_relevant(that_weigh(labels, weights)) else 0.0
+
+
+def xe_ndcg(scores, labels, *, noise, weights=None):
+    if not two_and_one_relevant(that_weigh(labels, weights)):
         return 0.0
-    return sum(softplus(-s) if y >= threshold else softplus(s) for s, y in zip(scores, labels)) / len(scores)
+    rho = [2.0**y - gamma for y, gamma in zip(labels, noise)]
+    return _cross_entropy([r / sum(rho) for r in rho], scores, weights)
 
 
-def ordinal(scores, labels):
-    if not scores:
+def query_rmse(scores, labels, *, count_empty=False, weights=None):
+    weighing = that_weigh(labels, weights)
+    if not (len(weighing) >= 2 if count_empty else two_and_one_relevant(weighing)):
         return 0.0
-    total = 0.0
-    for units, y in zip(scores, labels):
-        total += sum(softplus(-s) if y > t else softplus(s) for t, s in enumerate(units))
-    return total / len(scores)
-
-
-def _cross_entropy(target, scores):
-    return -sum(t * p for t, p in zip(target, log_softmax(scores)))
-
-
-def listnet(scores, labels):
-    if not two_and_one_relevant(labels):
-        return 0.0
-    return _cross_entropy([math.exp(p) for p in log_softmax([float(y) for y in labels])], scores)
-
-
-def softmax(scores, labels):
-    return _cross_entropy(labels, scores) if two_and_one_relevant(labels) else 0.0
-
-
-def xe_ndcg(scores, labels, *, noise):
-    if not two_and_one_relevant(labels):
-        return 0.0
-    weights = [2.0**y - gamma for y, gamma in zip(labels, noise)]
-    return _cross_entropy([w / sum(weights) for w in weights], scores)
-
-
-def query_rmse(scores, labels, *, count_empty=False):
-    if not (len(labels) >= 2 if count_empty else two_and_one_relevant(labels)):
-        return 0.0
+    w = weights or [1.0] * len(scores)
     errors = [y - s for s, y in zip(scores, labels)]
-    return sum((e - sum(errors) / len(errors)) ** 2 for e in errors)
+    mean = mean_over_documents(errors, w)
+    return sum(v * (e - mean) ** 2 for v, e in zip(w, errors))
 
 
-def listmle(scores, labels, *, ties="group", noise=None):
-    if not two_and_one_relevant(labels):
+def listmle(scores, labels, *, ties="group", noise=None, weights=None):
+    if not two_and_one_relevant(that_weigh(labels, weights)):
         return 0.0
+    w = weights or [1.0] * len(scores)
     total = 0.0
     for i in range(len(scores)):
         # what is still to be picked when i is: labels not above its own, or what comes after it in the random order
@@ -305,7 +315,7 @@ def listmle(scores, labels, *, ties="group", noise=None):
             if labels[j] < labels[i] or (labels[j] == labels[i] and (ties == "group" or noise[j] <= noise[i]))
         ]
         top = max(left)
-        total += top + math.log(sum(math.exp(s - top) for s in left)) - scores[i]
+        total += w[i] * (top + math.log(sum(math.exp(s - top) for s in left)) - scores[i])
     return total
 
 

@@ -4,6 +4,9 @@ Each computes one value per list and reduces it last: `reduction="mean"` (over t
 `"none"` (one value per list). `check=None` refuses bad values of real documents on CPU tensors, True everywhere, False
 nowhere: an unchecked bad list comes out as NaN. Half-precision scores are computed in float32.
 
+Losses that are sums over documents or pairs take `weights` [..., L], 0 or above and constant: what a document counts, or a pair the
+product of its two. The others are functions of a ranking, of which no document is a term.
+
 A new loss is a function in one of these files, a line in LOSS_TABLE, and its plain loops in tests/references/loops.py: the
 tests walk the table. Files: neural (over relaxed_sort), smooth_rank, pairwise, listwise, pointwise; informative has the rules
 which lists count, spec what a line of the table says.
@@ -32,24 +35,24 @@ LOSS_TABLE = (
     LossSpec(neural_ndcg, counts=has_relevant, tanh=True, gain=True),
     LossSpec(neural_ndcg_transposed, counts=has_relevant, tanh=True, gain=True),
     LossSpec(approx_ndcg, counts=has_relevant, gain=True),
-    LossSpec(listnet, counts=has_relevant),
-    LossSpec(listmle, counts=has_relevant),
-    LossSpec(ranknet, counts=has_pair),
-    LossSpec(lambdarank, counts=has_pair, gain=True),
-    LossSpec(ndcg_loss1, counts=has_pair, gain=True),
-    LossSpec(ndcg_loss2, counts=has_pair, gain=True),
-    LossSpec(ndcg_loss2pp, counts=has_pair, gain=True),
-    LossSpec(rmse, counts=has_document),
-    LossSpec(ordinal, counts=has_document, units=logits_of_levels),
-    LossSpec(bce, counts=has_document),
-    LossSpec(softmax, counts=has_relevant),
-    LossSpec(xe_ndcg, counts=has_relevant, gain=True),
+    LossSpec(listnet, counts=has_relevant, weights=True),
+    LossSpec(listmle, counts=has_relevant, weights=True),
+    LossSpec(ranknet, counts=has_pair, weights=True),
+    LossSpec(lambdarank, counts=has_pair, gain=True, weights=True),
+    LossSpec(ndcg_loss1, counts=has_pair, gain=True, weights=True),
+    LossSpec(ndcg_loss2, counts=has_pair, gain=True, weights=True),
+    LossSpec(ndcg_loss2pp, counts=has_pair, gain=True, weights=True),
+    LossSpec(rmse, counts=has_document, weights=True),
+    LossSpec(ordinal, counts=has_document, units=logits_of_levels, weights=True),
+    LossSpec(bce, counts=has_document, weights=True),
+    LossSpec(softmax, counts=has_relevant, weights=True),
+    LossSpec(xe_ndcg, counts=has_relevant, gain=True, weights=True),
     LossSpec(soft_rank, counts=has_relevant, gain=True),
     LossSpec(neural_map, counts=has_match, tanh=True),
     LossSpec(neural_mrr, counts=has_match, tanh=True),
     LossSpec(neural_err, counts=has_relevant, tanh=True),
     LossSpec(neural_precision, counts=has_match, tanh=True),
-    LossSpec(query_rmse, counts=has_error, unit="document", curvature=2.0),
+    LossSpec(query_rmse, counts=has_error, unit="document", curvature=2.0, weights=True),
 )
 
 LOSSES: dict[str, Callable[..., Tensor]] = {spec.name: spec.function for spec in LOSS_TABLE}

@@ -1,4 +1,8 @@
-"""Listwise losses: the whole list against its labels. A list is informative with two documents, one of them relevant (y > 0)."""
+"""Listwise losses: the whole list against its labels. A list is informative with two documents, one of them relevant (y > 0).
+
+With `weights` [..., L] a document's term of the sum is multiplied by its weight. A document that weighs 0 has no term and does not
+make a list informative, but is still a rival of the others in their terms (in `query_rmse`, which has no rivals, it is left out).
+"""
 
 import torch
 from torch import Tensor
@@ -14,6 +18,7 @@ def listnet(
     labels: Tensor,
     mask: Tensor | None = None,
     *,
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
 ) -> Tensor:
@@ -22,7 +27,7 @@ def listnet(
     >>> round(listnet(torch.tensor([0.0, 0.0]), torch.tensor([1, 0])).item(), 6)
     0.693147
     """
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
     target = torch.where(lists.mask, log_softmax(lists.labels, lists.mask).exp(), 0.0)
     return _cross_entropy(lists, target, reduction)
 
@@ -32,6 +37,7 @@ def softmax(
     labels: Tensor,
     mask: Tensor | None = None,
     *,
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
 ) -> Tensor:
@@ -40,7 +46,7 @@ def softmax(
     >>> round(softmax(torch.tensor([0.0, 0.0]), torch.tensor([2, 0])).item(), 6)
     1.386294
     """
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
     return _cross_entropy(lists, lists.labels, reduction)
 
 
@@ -51,6 +57,7 @@ def xe_ndcg(
     *,
     generator: torch.Generator | None = None,
     noise: Tensor | None = None,
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
 ) -> Tensor:
@@ -61,11 +68,11 @@ def xe_ndcg(
     >>> round(xe_ndcg(torch.zeros(2), torch.tensor([1, 0]), noise=torch.tensor([0.5, 0.5])).item(), 6)
     0.693147
     """
-    lists = prepare(scores, labels, mask, check, gain="exp2")
+    lists = prepare(scores, labels, mask, check, gain="exp2", weights=weights, sums=True)
     gamma = _uniform(lists, labels.shape, generator, noise)
-    weights = torch.where(lists.mask, torch.exp2(lists.labels) - gamma, 0.0)
-    total = weights.sum(-1, keepdim=True)
-    return _cross_entropy(lists, weights / torch.where(total > 0, total, 1.0), reduction)
+    rho = torch.where(lists.mask, torch.exp2(lists.labels) - gamma, 0.0)
+    total = rho.sum(-1, keepdim=True)
+    return _cross_entropy(lists, rho / torch.where(total > 0, total, 1.0), reduction)
 
 
 def query_rmse(
@@ -74,6 +81,7 @@ def query_rmse(
     mask: Tensor | None = None,
     *,
     count_empty: bool = False,
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
 ) -> Tensor:
@@ -81,17 +89,22 @@ def query_rmse(
 
     Labels and scores are compared up to a constant of the list: the best scores are E[y] up to that constant. One value per
     list is a sum over its documents, and the mean is over the documents of the lists that count: every document weighs the
-    same. Lists without a relevant document teach that all their documents are equal, and count if `count_empty`.
+    same, or as much as its weight says, in the list's own mean too. Lists without a relevant document teach that all their documents are equal, and count if `count_empty`.
 
     >>> round(query_rmse(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([1, 0, 3])).item(), 6)
     1.555556
     """
     flag("count_empty", count_empty)
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, weights=weights)
     error = torch.where(lists.mask, lists.labels.to(lists.scores.dtype) - lists.scores, 0.0)
-    mean = error.sum(-1, keepdim=True) / lists.counts.clamp(min=1)[..., None]
-    values = torch.where(lists.mask, error - mean, 0.0).square().sum(-1)
-    counts = has_error(lists.labels, lists.mask, count_empty)
+    if lists.weights is None:
+        mean = error.sum(-1, keepdim=True) / lists.counts.clamp(min=1)[..., None]
+        values = torch.where(lists.mask, error - mean, 0.0).square().sum(-1)
+    else:
+        total = lists.sum_weights()
+        mean = (lists.weights * error).sum(-1) / torch.where(total > 0, total, 1.0)
+        values = (lists.weights * torch.where(lists.mask, error - mean[..., None], 0.0).square()).sum(-1)
+    counts = has_error(lists.labels, lists.weighing, count_empty)
     return reduce(values, counts, lists, reduction, by_document=True)
 
 
@@ -103,6 +116,7 @@ def listmle(
     ties: str = "group",
     generator: torch.Generator | None = None,
     noise: Tensor | None = None,
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
 ) -> Tensor:
@@ -117,7 +131,7 @@ def listmle(
     one_of("ties", ties, ("group", "random"))
     if noise is not None and ties == "group":
         raise ValueError("noise must be None for ties='group', which breaks no ties; pass ties='random' to use it")
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
     keys = lists.labels.masked_fill(~lists.mask, torch.inf)  # padding last: the sums below never reach it
     if ties == "random":
         shuffle = _uniform(lists, labels.shape, generator, noise).argsort(-1)
@@ -130,14 +144,19 @@ def listmle(
         ordered_keys = keys.gather(-1, order)
         last_of_group = torch.searchsorted(ordered_keys, ordered_keys, right=True) - 1
         log_sums = log_sums.gather(-1, last_of_group)
-    values = torch.where(lists.mask.gather(-1, order), log_sums - ascending, 0.0).sum(-1)
-    return reduce(values.to(lists.scores.dtype), has_relevant(lists.labels, lists.mask), lists, reduction)
+    terms = torch.where(lists.mask.gather(-1, order), log_sums - ascending, 0.0)
+    if lists.weights is not None:
+        terms = terms * lists.weights.gather(-1, order)
+    values = terms.sum(-1).to(lists.scores.dtype)
+    return reduce(values, has_relevant(lists.labels, lists.weighing), lists, reduction)
 
 
 def _cross_entropy(lists: Lists, target: Tensor, reduction: str) -> Tensor:
     """-sum_j target_j log softmax(s)_j, the target 0 under the padding."""
-    informative = has_relevant(lists.labels, lists.mask)
+    informative = has_relevant(lists.labels, lists.weighing)
     target = torch.where(informative[..., None], target, 0.0)  # an infinite target would make a zero gradient NaN
+    if lists.weights is not None:
+        target = target * lists.weights
     log_probabilities = torch.where(lists.mask, log_softmax(lists.scores, lists.mask), 0.0)
     values = -(target.to(lists.scores.dtype) * log_probabilities).sum(-1)
     return reduce(values, informative, lists, reduction)

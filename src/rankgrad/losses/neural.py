@@ -131,7 +131,7 @@ def neural_map(
     options = SortOptions(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     ).checked(scores)
-    lists = prepare(scores, labels, mask, check)
+    lists = _prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
     q = relaxed(lists, relevant, options, labels.shape)
     precision = q.cumsum(-1) / ranks(q)
@@ -171,7 +171,7 @@ def neural_mrr(
     options = SortOptions(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     ).checked(scores)
-    lists = prepare(scores, labels, mask, check)
+    lists = _prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
     stops = relaxed(lists, relevant, options, labels.shape)
     return _loss(cascade(stops, k), lists, has_match(lists.labels, lists.mask, threshold), options, reduction)
@@ -210,7 +210,7 @@ def neural_err(
     options = SortOptions(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     ).checked(scores)
-    lists = prepare(scores, labels, mask, check)
+    lists = _prepare(scores, labels, mask, check)
     stops = relaxed(lists, stop_chances(lists.labels, lists.mask, max_label), options, labels.shape)
     return _loss(cascade(stops, k), lists, has_relevant(lists.labels, lists.mask), options, reduction)
 
@@ -248,7 +248,7 @@ def neural_precision(
     options = SortOptions(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     ).checked(scores)
-    lists = prepare(scores, labels, mask, check)
+    lists = _prepare(scores, labels, mask, check)
     relevant = lists.mask & (lists.labels >= threshold)
     q = relaxed(lists, relevant, options, labels.shape)
     depth = lists.counts.clamp(min=1) if k is None else k
@@ -283,13 +283,20 @@ def _ndcg(
             transposed=transposed,
             reduction=reduction,
         )
-    lists = prepare(scores, labels, mask, check, gain=gain)
+    lists = _prepare(scores, labels, mask, check, gain=gain)
     relevant = has_relevant(lists.labels, lists.mask)
     values, informative = normalised_gains(gains(lists.labels, lists.mask, gain), k, relevant)
     by_rank = discounts(lists.scores.shape[-1], k, scores.device)
     moved, others = (by_rank, values) if transposed else (values, by_rank)
     placed = relaxed(lists, moved, options, labels.shape, transposed=transposed)
     return _loss((placed * others.to(placed.dtype)).sum(-1), lists, informative, options, reduction)
+
+
+def _prepare(scores: Tensor, labels: Tensor, mask: Tensor | None, check: bool | None, gain: object = None) -> Lists:
+    """The sort sums scores in float64: those of narrower dtypes cannot overflow there."""
+    return prepare(
+        scores, labels, mask, check, gain=gain, sums=isinstance(scores, Tensor) and scores.dtype == torch.float64
+    )
 
 
 def _loss(metric: Tensor, lists: Lists, informative: Tensor, options: SortOptions, reduction: str) -> Tensor:

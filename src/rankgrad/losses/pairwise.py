@@ -4,6 +4,9 @@ A list is informative if it has a pair with different labels. With a cut-off `k`
 is in the current top k (`pairs="any"`, as LightGBM, XGBoost and TF-Ranking have it) or only if both do (`pairs="both"`, as the
 paper's reference code has it: there a relevant document below rank k gets no gradient at all).
 
+With `weights` [..., L] a pair's term is multiplied by the weights of its two documents: one that weighs 0 is in no pair, but keeps
+its place in the ranking and its gain in maxDCG.
+
 `backend` chooses between the torch path and its kernels, which keep no [L, L] tensor: see `rankgrad.kernels`.
 
 The NDCG weights use G_i = g(y_i) / maxDCG@k, the current ranks pi and D(r) = 1 / d(r) = log2(1 + r).
@@ -27,6 +30,7 @@ def ranknet(
     *,
     k: int | None = None,
     pairs: str = "any",
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
     backend: str = "auto",
@@ -37,9 +41,9 @@ def ranknet(
     1.386294
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
-    if choose(backend, scores) == "triton":
+    if _path(backend, scores, weights) == "triton":
         return _by_kernel("ranknet", scores, labels, mask, k, "linear", pairs, reduction, check)
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     return _sum_over_pairs(lists, counted.to(lists.scores.dtype), reduction)
 
@@ -52,6 +56,7 @@ def lambdarank(
     k: int | None = None,
     gain: Gain = "exp2",
     pairs: str = "any",
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
     backend: str = "auto",
@@ -62,12 +67,12 @@ def lambdarank(
     0.484686
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
-    if choose(backend, scores) == "triton":
+    if _path(backend, scores, weights) == "triton":
         return _by_kernel("lambdarank", scores, labels, mask, k, gain, pairs, reduction, check)
-    lists = prepare(scores, labels, mask, check, gain=gain)
+    lists = prepare(scores, labels, mask, check, gain=gain, weights=weights, sums=True)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
-    weights = _gain_gaps(lists, k, gain) * _discount_gaps(lists)
-    return _sum_over_pairs(lists, counted * weights, reduction)
+    factors = _gain_gaps(lists, k, gain) * _discount_gaps(lists)
+    return _sum_over_pairs(lists, counted * factors, reduction)
 
 
 def ndcg_loss1(
@@ -78,6 +83,7 @@ def ndcg_loss1(
     k: int | None = None,
     gain: Gain = "exp2",
     pairs: str = "any",
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
     backend: str = "auto",
@@ -90,13 +96,13 @@ def ndcg_loss1(
     0.313262
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
-    if choose(backend, scores) == "triton":
+    if _path(backend, scores, weights) == "triton":
         return _by_kernel("ndcg_loss1", scores, labels, mask, k, gain, pairs, reduction, check)
-    lists = prepare(scores, labels, mask, check, gain=gain)
+    lists = prepare(scores, labels, mask, check, gain=gain, weights=weights, sums=True)
     others = ~torch.eye(lists.mask.shape[-1], dtype=torch.bool, device=scores.device)
     counted = _real_pairs(lists) & others & _top_pairs(lists, k, pairs)
-    weights = (_gains(lists, k, gain) * _current_discounts(lists)).to(lists.scores.dtype)
-    return _sum_over_pairs(lists, counted * weights[..., :, None], reduction)
+    factors = (_gains(lists, k, gain) * _current_discounts(lists)).to(lists.scores.dtype)
+    return _sum_over_pairs(lists, counted * factors[..., :, None], reduction)
 
 
 def ndcg_loss2(
@@ -107,6 +113,7 @@ def ndcg_loss2(
     k: int | None = None,
     gain: Gain = "exp2",
     pairs: str = "any",
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
     backend: str = "auto",
@@ -119,12 +126,12 @@ def ndcg_loss2(
     0.484686
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
-    if choose(backend, scores) == "triton":
+    if _path(backend, scores, weights) == "triton":
         return _by_kernel("ndcg_loss2", scores, labels, mask, k, gain, pairs, reduction, check)
-    lists = prepare(scores, labels, mask, check, gain=gain)
+    lists = prepare(scores, labels, mask, check, gain=gain, weights=weights, sums=True)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
-    weights = _gain_gaps(lists, k, gain) * _distance_weights(lists)
-    return _sum_over_pairs(lists, counted * weights, reduction)
+    factors = _gain_gaps(lists, k, gain) * _distance_weights(lists)
+    return _sum_over_pairs(lists, counted * factors, reduction)
 
 
 def ndcg_loss2pp(
@@ -136,6 +143,7 @@ def ndcg_loss2pp(
     mu: float = 10.0,
     gain: Gain = "exp2",
     pairs: str = "any",
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
     backend: str = "auto",
@@ -146,12 +154,21 @@ def ndcg_loss2pp(
     5.331544
     """
     k, pairs, mu = cutoff(k), one_of("pairs", pairs, ("any", "both")), non_negative("mu", mu)
-    if choose(backend, scores) == "triton":
+    if _path(backend, scores, weights) == "triton":
         return _by_kernel("ndcg_loss2pp", scores, labels, mask, k, gain, pairs, reduction, check, mu)
-    lists = prepare(scores, labels, mask, check, gain=gain)
+    lists = prepare(scores, labels, mask, check, gain=gain, weights=weights, sums=True)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
-    weights = _gain_gaps(lists, k, gain) * (_discount_gaps(lists) + mu * _distance_weights(lists))
-    return _sum_over_pairs(lists, counted * weights, reduction)
+    factors = _gain_gaps(lists, k, gain) * (_discount_gaps(lists) + mu * _distance_weights(lists))
+    return _sum_over_pairs(lists, counted * factors, reduction)
+
+
+def _path(backend: str, scores: Tensor, weights: Tensor | None) -> str:
+    """The path of these scores: the kernels do not know weights."""
+    if weights is None:
+        return choose(backend, scores)
+    if backend == "triton":
+        raise ValueError("backend='triton' has no kernels for weights; use backend='auto', or leave weights out")
+    return choose("torch" if backend == "auto" else backend, scores)
 
 
 def _by_kernel(
@@ -170,12 +187,13 @@ def _by_kernel(
     return pairwise_kernel(name, scores, labels, mask, k=k, gain=gain_values, pairs=pairs, mu=mu, reduction=reduction)
 
 
-def _sum_over_pairs(lists: Lists, weights: Tensor, reduction: str) -> Tensor:
-    """Sum of w_ij softplus(s_j - s_i), weights [..., L, L] zero for pairs that do not count."""
+def _sum_over_pairs(lists: Lists, factors: Tensor, reduction: str) -> Tensor:
+    """Sum of w_ij softplus(s_j - s_i), the factors w [..., L, L] zero for pairs that do not count."""
     ahead = lists.scores[..., :, None] - lists.scores[..., None, :]  # s_i - s_j
-    largest = torch.finfo(ahead.dtype).max
-    values = -(weights * functional.logsigmoid(ahead.clamp(-largest, largest))).sum((-1, -2))
-    return reduce(values, has_pair(lists.labels, lists.mask), lists, reduction)
+    if lists.weights is not None:
+        factors = factors * (lists.weights[..., :, None] * lists.weights[..., None, :])
+    values = -(factors * functional.logsigmoid(ahead)).sum((-1, -2))
+    return reduce(values, has_pair(lists.labels, lists.weighing), lists, reduction)
 
 
 def _real_pairs(lists: Lists) -> Tensor:

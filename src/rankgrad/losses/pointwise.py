@@ -1,4 +1,7 @@
-"""Pointwise losses: each document is compared with its own label. A list is informative if it has a real document."""
+"""Pointwise losses: each document is compared with its own label. A list is informative if it has a real document.
+
+With `weights` [..., L] the mean over a list's documents is a weighted one; documents that weigh 0 are left out.
+"""
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ def rmse(
     mask: Tensor | None = None,
     *,
     levels: float = 5.0,
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
 ) -> Tensor:
@@ -24,12 +28,12 @@ def rmse(
     0.7071067690849304
     """
     levels = positive("levels", levels)
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, weights=weights)
     error = lists.labels.to(lists.scores.dtype) - levels * lists.scores.sigmoid()
     mean = _mean_over_documents(error.square(), lists)
     exact = mean == 0  # the square root's gradient is infinite there; a perfect fit gets a gradient of 0
     root = torch.where(exact, 1.0, mean).sqrt()
-    return reduce(torch.where(exact, mean, root), has_document(lists.labels, lists.mask), lists, reduction)
+    return reduce(torch.where(exact, mean, root), has_document(lists.labels, lists.weighing), lists, reduction)
 
 
 def bce(
@@ -38,6 +42,7 @@ def bce(
     mask: Tensor | None = None,
     *,
     threshold: float = 1.0,
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
 ) -> Tensor:
@@ -47,10 +52,10 @@ def bce(
     0.693147
     """
     threshold = positive("threshold", threshold)
-    lists = prepare(scores, labels, mask, check)
+    lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
     relevant = (lists.labels >= threshold).to(lists.scores.dtype)
     losses = functional.binary_cross_entropy_with_logits(lists.scores, relevant, reduction="none")
-    return reduce(_mean_over_documents(losses, lists), has_document(lists.labels, lists.mask), lists, reduction)
+    return reduce(_mean_over_documents(losses, lists), has_document(lists.labels, lists.weighing), lists, reduction)
 
 
 def ordinal(
@@ -58,6 +63,7 @@ def ordinal(
     labels: Tensor,
     mask: Tensor | None = None,
     *,
+    weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
 ) -> Tensor:
@@ -68,11 +74,11 @@ def ordinal(
     >>> round(ordinal(torch.zeros(2, 4), torch.tensor([0, 3])).item(), 6)
     2.772589
     """
-    lists = prepare(scores, labels, mask, check, units=True)
+    lists = prepare(scores, labels, mask, check, units=True, weights=weights, sums=True)
     thresholds = torch.arange(lists.scores.shape[-1], device=scores.device)
     exceeds = (lists.labels[..., None] > thresholds).to(lists.scores.dtype)
     losses = functional.binary_cross_entropy_with_logits(lists.scores, exceeds, reduction="none").sum(-1)
-    return reduce(_mean_over_documents(losses, lists), has_document(lists.labels, lists.mask), lists, reduction)
+    return reduce(_mean_over_documents(losses, lists), has_document(lists.labels, lists.weighing), lists, reduction)
 
 
 def logits_of_levels(highest_label: int) -> int:
@@ -81,4 +87,7 @@ def logits_of_levels(highest_label: int) -> int:
 
 
 def _mean_over_documents(values: Tensor, lists: Lists) -> Tensor:
-    return torch.where(lists.mask, values, 0.0).sum(-1) / lists.counts.clamp(min=1)
+    if lists.weights is None:
+        return torch.where(lists.mask, values, 0.0).sum(-1) / lists.counts.clamp(min=1)
+    total = lists.sum_weights()
+    return torch.where(lists.mask, lists.weights * values, 0.0).sum(-1) / torch.where(total > 0, total, 1.0)
