@@ -165,7 +165,7 @@ def _check_options(spec: LossSpec, cutoff: dict[str, Any], options: dict[str, An
                 f"{key} belongs to a batch, not to the loss; expected it in the call, loss(..., {key}={key})"
             )
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
             raise ValueError(f"the loss {spec.name} has no option {key!r}; {hint}")
     if cutoff and "k" in options:
