@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# rows and columns of a block, warps, stages; by the bytes of a number (benchmarks/RESULTS.md has others)
+# rows and columns of a block, warps, stages; by the bytes of a number (benchmarks/LOG.md has others)
 _FORWARD = {2: (64, 64, 4, 1), 4: (32, 32, 4, 2), 8: (16, 16, 4, 1)}
 _BACKWARD = {2: (64, 32, 4, 1), 4: (32, 32, 4, 2), 8: (16, 16, 4, 1)}
 
