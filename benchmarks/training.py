@@ -20,12 +20,11 @@ import time
 
 import torch
 
-from rankgrad.training.build import loss_of, make_model, make_objective
+from rankgrad.training.build import make_objectives, make_state
 from rankgrad.training.config import Config, Data, Loss, Model, Train
 from rankgrad.training.data import load_splits
 from rankgrad.training.loop import Epoch, Step, train
 from rankgrad.training.precision import threads_and_precision
-from rankgrad.training.state import TrainState, make_optimiser
 
 AGREE, ROUGHLY = 0.002, 0.01
 ISTELLA = Model(width=128), 110  # model and batch size
@@ -37,15 +36,13 @@ def measure(splits, config, epochs):
     """Seconds of steps and of whole epochs, metrics, peak memory."""
     device = torch.device("cuda")
     torch.manual_seed(config.train.seed)
-    tanh = loss_of(config)[0].tanh
-    model = make_model(config.model, splits["train"].features.shape[1], 1, tanh=tanh).to(device)
-    state = TrainState(model, make_optimiser(model, config.optimiser))
+    state = make_state(config, splits["train"], device)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=epochs))
     torch.cuda.reset_peak_memory_stats()
     steps, whole, metrics = [], [], []
     begin = time.perf_counter()
     with threads_and_precision(torch.get_num_threads(), config.train.precision):
-        for event in train(state, make_objective(config), splits["train"], splits["vali"], config, device):
+        for event in train(state, make_objectives(config), splits["train"], splits["vali"], config, device):
             if isinstance(event, Step) and event.step == event.steps:
                 torch.cuda.synchronize()
                 steps.append((time.perf_counter() - begin) / event.steps)

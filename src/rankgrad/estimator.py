@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     raise ImportError("NeuralRanker needs scikit-learn 1.6 or newer; pip install 'rankgrad[sklearn]'") from error
 
-from rankgrad.checks import whole
+from rankgrad.checks import one_of, whole
 from rankgrad.data.batches import batches
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.grouping import as_float32, as_query_ids, group_arrays
@@ -36,8 +36,8 @@ from rankgrad.losses import LossSpec
 from rankgrad.metrics import parse_metric
 from rankgrad.ranker import Ranker
 from rankgrad.training import config as settings
-from rankgrad.training.build import as_spec, make_device, make_objectives, make_state, takes_gain, validate
-from rankgrad.training.config import Config, dumps
+from rankgrad.training.build import as_spec, fit_to_data, make_device, make_objectives, make_state, takes_gain, validate
+from rankgrad.training.config import RECIPES, Config, dumps
 from rankgrad.training.data import hold_out, scaled
 from rankgrad.training.evaluate import can_choose, expect_gains, expect_grades, mean, measure
 from rankgrad.training.loop import Epoch, Step, train
@@ -91,46 +91,56 @@ class NeuralRanker(BaseEstimator):
     def __init__(
         self,
         *,
-        loss: str | LossSpec | Callable[..., Tensor] = "neural_ndcg",
+        recipe: str | None = None,
+        loss: str | Sequence[str] | LossSpec | Callable[..., Tensor] | None = None,
         loss_options: Mapping[str, Any] | None = None,
-        model: str = "transformer",
-        width: int = 96,
-        layers: int = 2,
-        heads: int = 1,
-        feedforward: int = 384,
-        hidden: tuple[int, ...] = (256, 128, 64),
-        dropout: float = 0.1,
-        input_noise: float = 0.0,
+        members: int | None = None,
+        keep: int | None = None,
+        bag: int | None = None,
+        model: str | None = None,
+        width: int | None = None,
+        layers: int | None = None,
+        heads: int | None = None,
+        feedforward: int | None = None,
+        hidden: tuple[int, ...] | None = None,
+        inputs: str | None = None,
+        dropout: float | None = None,
+        input_noise: float | None = None,
         tanh: bool | None = None,
-        scaling: str = "auto",
-        list_size: int = 240,
-        epochs: int = 100,
-        batch_size: int = 64,
-        optimiser: str = "adam",
-        lr: float = 1e-3,
-        weight_decay: float = 0.0,
+        scaling: str | None = None,
+        list_size: int | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        optimiser: str | None = None,
+        lr: float | None = None,
+        weight_decay: float | None = None,
         clip: float | None = None,
-        schedule: str = "step",
-        milestones: tuple[int, ...] = (50,),
-        gamma: float = 0.1,
-        plateau: int = 5,
-        warmup: int = 0,
-        nonfinite: str = "stop",
+        schedule: str | None = None,
+        milestones: tuple[int, ...] | None = None,
+        gamma: float | None = None,
+        plateau: int | None = None,
+        warmup: int | None = None,
+        nonfinite: str | None = None,
         metric: str = "ndcg@10",
         patience: int | None = None,
-        validation_fraction: float = 0.2,
+        validation_fraction: float | None = None,
         device: str = "auto",
         random_state: Any = None,
         verbose: int = 0,
     ) -> None:
+        self.recipe = recipe
         self.loss = loss
         self.loss_options = loss_options
+        self.members = members
+        self.keep = keep
+        self.bag = bag
         self.model = model
         self.width = width
         self.layers = layers
         self.heads = heads
         self.feedforward = feedforward
         self.hidden = hidden
+        self.inputs = inputs
         self.dropout = dropout
         self.input_noise = input_noise
         self.tanh = tanh
@@ -188,7 +198,7 @@ class NeuralRanker(BaseEstimator):
             rows, labels = _documents(self, *given[:2])
             held_out = group_arrays(rows, labels, as_query_ids(given[2], len(rows), "eval_qid"))
             expect_grades(held_out, [config.train.metric])
-        elif config.train.patience is not None:
+        elif config.train.patience is not None and config.members.count == 1:
             if len(data) < 2:
                 raise ValueError(
                     "patience needs queries to compare epochs on and there is only one query; expected at least two; "
@@ -197,23 +207,32 @@ class NeuralRanker(BaseEstimator):
             data, held_out = hold_out(data, config.data.validation, config.train.seed)
         scaling = fit_scaling(data, config.data.scaling)
         train_set = scaled(data, scaling)
+        members = config.members.count != 1
         objectives = make_objectives(config, loss)
         _warn_if_nothing_counts(train_set, objectives, config.loss.title)
         if held_out is not None:
             _warn_if_nothing_chooses(held_out, config.train.metric)
         with _borrowed(self.device) as device:
             torch.manual_seed(config.train.seed)
+            config = fit_to_data(config, train_set, device, validated=held_out is not None)
+            chooses = held_out is not None or config.members.bag > 1
+            if members and not chooses:
+                warnings.warn(
+                    f"{len(data)} queries are too few to hold any out: every member trains to its last epoch on all of them and "
+                    "all are kept; pass eval_set=(X, y, qid) to choose by",
+                    stacklevel=2,
+                )
             state = make_state(config, train_set, device, loss)
             vali_set = train_set if held_out is None else scaled(held_out, scaling)
             events = train(state, objectives, train_set, vali_set, config, device)
             history: list[dict[str, Any]] = []
             watch(_recorded(events, history), config, quiet=not self.verbose)
-            chooses = held_out is not None or config.members.bag > 1
-            model, selected = state.result(config, vali_set, device, choose=chooses)
+            model, selected, _ = state.result(config, vali_set, device, choose=chooses)
         ranker = Ranker.of(model, scaling, config, data, device, loss)
         self.ranker_, self.history_ = dataclasses.replace(ranker, names=self._names()), history
         self.best_epoch_ = selected["best_epoch"]
-        self.best_score_ = history[self.best_epoch_ - 1]["metric"]
+        self.best_score_ = selected.get("validation_of_average", history[self.best_epoch_ - 1]["metric"])
+        self.members_ = selected.get("members", [])
         return self
 
     @property
@@ -250,7 +269,7 @@ class NeuralRanker(BaseEstimator):
         rows = as_float32(validate_data(self, X, reset=False, **NUMBERS))
         if qid is not None:
             ids = as_query_ids(qid, len(rows))
-        elif self.config_.model.kind == "transformer":
+        elif self.config_.model.kind == "transformer" or self.config_.model.inputs == "list":
             raise ValueError(
                 "predict needs qid, the query id of every row, because this model scores a document beside the others "
                 "of its list; pass predict(X, qid=...), np.zeros(len(X), int) for one list, or fit with model='mlp'"
@@ -281,10 +300,13 @@ class NeuralRanker(BaseEstimator):
     def _facts(self) -> dict[str, Any]:
         """What a file holds beside the ranker."""
         parameters = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
-        parameters["loss"] = self.config_.loss.name  # a loss of one's own has a name and no other form on disk
+        parameters["loss"] = (
+            self.config_.loss.name if self._own_loss() else parameters["loss"]
+        )  # a loss of one's own has a name and no other form on disk
         if not isinstance(parameters["random_state"], int | None):
             parameters["random_state"] = self.config_.train.seed
-        return {"parameters": parameters, "history": self.history_, "best_epoch": self.best_epoch_}
+        learned = {"best_epoch": self.best_epoch_, "best_score": self.best_score_, "members": self.members_}
+        return {"parameters": parameters, "history": self.history_, **learned}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -295,7 +317,8 @@ class NeuralRanker(BaseEstimator):
         ranker = cls(**_plain(facts["parameters"]))
         ranker.ranker_ = Ranker.restore(tensors, facts, "cpu", source=str(path))
         ranker.history_, ranker.best_epoch_ = facts["history"], facts["best_epoch"]
-        ranker.best_score_ = ranker.history_[ranker.best_epoch_ - 1]["metric"]
+        ranker.best_score_ = facts.get("best_score", ranker.history_[ranker.best_epoch_ - 1]["metric"])
+        ranker.members_ = facts.get("members", [])
         ranker.n_features_in_ = ranker.ranker_.features
         if ranker.ranker_.names:
             ranker.feature_names_in_ = np.array(ranker.ranker_.names, dtype=object)
@@ -323,30 +346,53 @@ class NeuralRanker(BaseEstimator):
         return tags
 
     def _config(self) -> Config:
-        """The parameters as a run's configuration, which says what they may be."""
-        values = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
-        values |= {"kind": values["model"], "validation": values["validation_fraction"], "seed": self._seed()}
-        values["path"] = "arrays given to NeuralRanker.fit"
-        config = Config(
-            data=settings.Data(**_fields(settings.Data, values)),
-            model=settings.Model(**_fields(settings.Model, values)),
-            loss=settings.Loss(self._loss_name(), values["loss_options"] or {}),
-            optimiser=settings.Optimiser(values["optimiser"], **_fields(settings.Optimiser, values)),
-            train=settings.Train(**_fields(settings.Train, values)),
+        """The recipe with the parameters that were given, as a run's configuration, which says what they may be."""
+        values = {name: _plain(value) for name, value in self.get_params(deep=False).items() if value is not None}
+        config = RECIPES[self._recipe()]()
+        of_a_member = (
+            ("lr", "dropout", "weight_decay") if config.members.count != 1 or values.get("members", 1) != 1 else ()
         )
+        ranges = {name: (values[name], values[name]) for name in of_a_member if name in values}  # one value for all
+        values |= {"seed": self._seed(), "path": "arrays given to NeuralRanker.fit"}
+        for section, names in {
+            "model": {"kind": "model"},
+            "data": {"validation": "validation_fraction"},
+            "optimiser": {"name": "optimiser"},
+            "members": {"count": "members"},
+        }.items():
+            values |= {f"{section}.{key}": values[given] for key, given in names.items() if given in values}
+        sections = {
+            part.name: dataclasses.replace(
+                getattr(config, part.name), **_fields(part.name, getattr(config, part.name), values)
+            )
+            for part in dataclasses.fields(config)
+        }
+        members = sections["members"]
+        sections["members"] = dataclasses.replace(members, ranges=dataclasses.replace(members.ranges, **ranges))
+        sections["loss"] = settings.Loss(self._loss_name(config), values.get("loss_options", {}))
+        config = Config(**sections)
         try:
             dumps(config)
         except TypeError as error:
             raise ValueError(f"a parameter is not a plain value: {error}; expected numbers, texts or tuples") from None
         return validate(config, self._own_loss())
 
+    def _recipe(self) -> str:
+        """The one that was named; the paper's if a model or its sizes were."""
+        if self.recipe is not None:
+            return one_of("recipe", self.recipe, RECIPES)
+        named = (self.model, self.width, self.layers, self.heads, self.feedforward)
+        return "strong" if all(value is None for value in named) else "paper"
+
     def _own_loss(self) -> LossSpec | None:
         """The loss of the caller's own, None where it is named."""
         return as_spec(self.loss) if isinstance(self.loss, LossSpec) or callable(self.loss) else None
 
-    def _loss_name(self) -> Any:
+    def _loss_name(self, config: Config) -> Any:
         own = self._own_loss()
-        return self.loss if own is None else own.name
+        if own is not None:
+            return own.name
+        return config.loss.name if self.loss is None else _plain(self.loss)
 
     def _seed(self) -> int:
         if self.random_state is None:
@@ -384,10 +430,14 @@ def _recorded(events: Iterator[Step | Epoch], history: list[dict[str, Any]]) -> 
         yield event
 
 
-def _fields(section: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a section of the configuration has by the same name."""
-    names = {field.name for field in dataclasses.fields(section)}
-    return {name: value for name, value in values.items() if name in names}
+def _fields(section: str, now: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a section of the configuration has by the same name, or by the name SECTION.KEY."""
+    names = {key.name for key in dataclasses.fields(now)} - {"name", "ranges", "options"}
+    return {
+        key: values.get(f"{section}.{key}", values.get(key))
+        for key in names
+        if f"{section}.{key}" in values or key in values
+    } | ({"name": values[f"{section}.name"]} if f"{section}.name" in values else {})
 
 
 def _plain(value: Any) -> Any:

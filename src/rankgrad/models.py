@@ -27,10 +27,7 @@ from rankgrad.checks import one_of, probability, whole
 from rankgrad.data.order import hash_of
 from rankgrad.kernels import encoder_operators, list_attention_kernel
 
-INPUTS = {
-    "features": 1,
-    "list": 2,
-}  # columns per feature: the feature; and its difference from the list's mean beside it
+INPUTS = {"features": 1, "list": 2}  # columns per feature
 
 
 class PackedLayout(NamedTuple):
@@ -480,21 +477,35 @@ def _start(shapes: Sequence[tuple[int, int]], seed: int, member: int) -> Tensor:
 
 
 def _inputs(features: Tensor, mask: Tensor | None, inputs: str) -> Tensor:
-    """What the first layer takes, [B, L, F] or [B, L, 2 F]: features, and their differences from the mean of the list."""
+    """What the first layer takes, [B, L, F] or [B, L, 2 F]: features, and where they stand within their list.
+
+    That is (x - mean) / deviation over the list's documents, 0 where they are all equal.
+    """
     if inputs == "features":
         return features
     count = features.shape[1] if mask is None else mask.sum(1).clamp(min=1)[:, None, None]
-    means = features.sum(1, keepdim=True) / count  # padding is 0 already
-    return torch.cat([features, features - means], -1)
+    away = features - features.sum(1, keepdim=True) / count  # padding is 0 already
+    away = away if mask is None else away.masked_fill(~mask[..., None], 0.0)
+    return torch.cat([features, _over_deviation(away, away.square().sum(1, keepdim=True) / count)], -1)
 
 
 def _packed_inputs(features: Tensor, offsets: Tensor, inputs: str) -> Tensor:
     """The same of packed lists, [T, F] -> [T, F] or [T, 2 F]."""
     if inputs == "features":
         return features
-    means = torch.segment_reduce(features, "mean", offsets=offsets.long(), axis=0, unsafe=True)
     rows = torch.arange(len(features), dtype=offsets.dtype, device=offsets.device)
-    return torch.cat([features, features - means[torch.searchsorted(offsets[1:], rows, right=True)]], -1)
+    lists, ends = torch.searchsorted(offsets[1:], rows, right=True), offsets.long()
+
+    def mean(values: Tensor) -> Tensor:
+        return torch.segment_reduce(values, "mean", offsets=ends, axis=0, unsafe=True)[lists]
+
+    away = features - mean(features)
+    return torch.cat([features, _over_deviation(away, mean(away.square()))], -1)
+
+
+def _over_deviation(away: Tensor, variance: Tensor) -> Tensor:
+    constant = variance < 1e-12  # of scaled features: what is left of equal ones after rounding
+    return torch.where(constant, 0.0, away / torch.where(constant, 1.0, variance).sqrt())
 
 
 def _kept_by_member(shape: Sequence[int], threshold: Tensor, seeds: Tensor) -> Tensor:

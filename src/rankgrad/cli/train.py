@@ -1,6 +1,7 @@
 """`rankgrad train`: from what a person typed to a run that trains."""
 
 import datetime
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,16 +9,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankgrad.cli.options import SOURCES, Json, Quiet, examples, show
-from rankgrad.training.config import Config
+from rankgrad.training.config import NATIVE, TREES, Config
 
 if TYPE_CHECKING:
-    from rankgrad.runs.run import Event
+    from rankgrad.runs.run import Event, Finished, Started
+    from rankgrad.runs.trees import Grown
 
 DEFAULT = Config()
+# What trees take where nothing else is given: the library's own objective, one of the settings, stopped by validation.
+TREE_DEFAULTS = {
+    "loss.name": NATIVE,
+    "train.epochs": 1_000,
+    "train.patience": 50,
+    "members.count": 1,
+    "members.keep": 1,
+    "members.bag": 1,
+}
+AVERAGED = 5  # best settings, where more than so many are tried
 EXAMPLES = examples(
     "rankgrad train synthetic --loss neural_ndcg@10 --epochs 8 --out runs/first",
     "rankgrad train data/ --loss lambdarank@10 --model mlp --patience 10",
     "rankgrad train data/ --recipe dasalc --seed 1",
+    "rankgrad train data/ --model lightgbm --trials 24",
+    "rankgrad train data/ --model xgboost --loss neural_ndcg@10 --bag 5",
     "rankgrad train config.toml --seed 4 --set loss.options.tau=0.5",
     "rankgrad train --resume runs/first",
     "torchrun --nproc-per-node 4 -m rankgrad train data/ --out runs/wide",
@@ -29,12 +43,29 @@ def train(
         str | None, typer.Argument(metavar="DATA", help=f"{SOURCES}; or a configuration, FILE.toml.")
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="What is not given follows it: paper, small, dasalc. [paper]")
+        str | None,
+        typer.Option(help="What is not given follows it: strong, paper, small, dasalc. [strong; paper with --model]"),
     ] = None,
     loss: Annotated[
         str | None, typer.Option(help=f"Such as lambdarank, or neural_ndcg@10 for a cut-off. [{DEFAULT.loss.name}]")
     ] = None,
-    model: Annotated[str | None, typer.Option(help=f"transformer, mlp or linear. [{DEFAULT.model.kind}]")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help=f"transformer, mlp or linear; or boosted trees: {', '.join(TREES)}. [{DEFAULT.model.kind}]"),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Of trees: random settings to try; of more than {AVERAGED} the best {AVERAGED} are averaged. [1]"
+        ),
+    ] = None,
+    bag: Annotated[
+        int | None,
+        typer.Option(help="Splits of train and validation queries to fit models on, which are averaged. [1]"),
+    ] = None,
+    members: Annotated[
+        int | None, typer.Option(help="Networks trained at once, the best averaged. [64 on a GPU, 16 on a CPU]")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help=f"Times through the data. [{DEFAULT.train.epochs}]")] = None,
     seed: Annotated[int | None, typer.Option(help=f"Everything random follows from it. [{DEFAULT.train.seed}]")] = None,
     out: Annotated[
@@ -72,8 +103,12 @@ def train(
     Everything about it is kept in the folder RUN. The model learns from the train split; the validation split picks the
     best epoch (a fifth of the train queries is held out if there is none); the test split is used once, at the end. Ctrl-C
     saves and stops; --resume goes on from there, exactly.
+
+    Boosted trees are grown by their own library, with its own objective or with --loss; epochs are then rounds. Ctrl-C finishes
+    the run with the settings that have been tried.
     """
     options: dict[str, Any] = {
+        "members.count": members,
         "loss.name": loss,
         "model.kind": model,
         "train.epochs": epochs,
@@ -87,6 +122,9 @@ def train(
         "train.device": device,
         "train.precision": precision,
         "data.fold": fold,
+        "members.count": trials,
+        "members.keep": None if trials is None else AVERAGED if trials > AVERAGED else 1,
+        "members.bag": bag,
     }
     given = {key: value for key, value in options.items() if value is not None}
     if resume is not None and (data is not None or out is not None or recipe or given or settings):
@@ -94,17 +132,76 @@ def train(
     if resume is None and data is None:
         raise ValueError("there is nothing to train on; expected DATA, a configuration file, or --resume RUN")
     from rankgrad.cli.render import describe_report
+    from rankgrad.runs.folder import read_config_table
     from rankgrad.runs.run import train_run
     from rankgrad.training.config import configure
 
     if resume is not None:
-        events = train_run(resume)
+        config = None
+        kind = read_config_table(resume).get("model", {}).get("kind")
     else:
+        if model in TREES:
+            given = _given_to_trees(given, recipe, from_file=str(data).endswith(".toml"))
         config = configure(data or "", given, settings or [], recipe)
-        events = train_run(out or new_folder(config.loss.title), config)
-    report = follow(events, quiet=quiet)
+        kind = config.model.kind
+        if trials is not None and kind not in TREES:
+            raise ValueError(f"--trials is for boosted trees, and the model is {kind}; expected --model lightgbm, say")
+        out = out or new_folder(_name(config))
+    folder = resume or out or Path()
+    if kind in TREES:
+        from rankgrad.runs.trees import grow_run
+
+        report: dict[str, Any] | None = follow_trees(grow_run(folder, config), quiet=quiet)
+    else:
+        report = follow(train_run(folder, config), quiet=quiet)
     if report is not None:
         show(report, describe_report, quiet=quiet, as_json=as_json)
+
+
+def _given_to_trees(given: dict[str, Any], recipe: str | None, *, from_file: bool) -> dict[str, Any]:
+    """The options for trees, and what they leave open; refuses what is for networks alone."""
+    known = {*TREE_DEFAULTS, "model.kind", "train.seed", "train.metric", "data.fold"}
+    others = [key.partition(".")[2].replace("_", "-") for key in given if key not in known]
+    for name in [*(["recipe"] if recipe else []), *others]:
+        raise ValueError(f"--{name} is for networks; expected options of boosted trees; leave it out")
+    return given if from_file else TREE_DEFAULTS | given
+
+
+def _name(config: Config) -> str:
+    """What a new folder is called: by the loss, of trees by their library first."""
+    if config.model.kind not in TREES:
+        return config.loss.title
+    loss = config.loss.title.removeprefix(NATIVE).strip(":").replace(":", "-")
+    return "-".join(filter(None, (config.model.kind, loss)))
+
+
+def follow_trees(events: "Iterator[Started | Grown | Finished]", *, quiet: bool) -> dict[str, Any] | None:
+    """Grow the trees behind `events`, showing how it goes: a bar on a terminal, a line for each of the settings elsewhere."""
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+    from rankgrad.runs.run import Finished, Started
+    from rankgrad.training.progress import make_bar
+
+    started = next(events)
+    assert isinstance(started, Started)
+    metric, count, best = started.config.train.metric, started.config.members.count, ""
+    numbers = TextColumn("{task.fields[numbers]}", markup=False)
+    bar = make_bar(
+        TextColumn("{task.description}"), BarColumn(bar_width=None), numbers, TimeRemainingColumn(), quiet=quiet
+    )
+    report = None
+    with bar:
+        task = bar.add_task(f"settings 0/{count}", total=count, numbers="growing trees")
+        for event in events:
+            if isinstance(event, Finished):
+                report = event.report
+            elif not isinstance(event, Started):
+                line = f"vali {metric} {event.validation:.4f}{' best' * event.best}  {event.rounds} trees"
+                best = f"{metric} {event.validation:.4f}" if event.best else best
+                bar.update(task, description=f"settings {event.number}/{count}", completed=event.number, numbers=best)
+                if bar.disable and not quiet:
+                    print(f"settings {event.number}/{count}  {line}", file=sys.stderr, flush=True)
+    return report
 
 
 def follow(events: "Iterator[Event]", *, quiet: bool, title: str = "epoch") -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset
 
-KINDS = ("auto", "web30k", "symlog", "standard", "quantile", "none")
+KINDS = ("auto", "web30k", "symlog", "standard", "quantile", "quantile_auto", "none")
 
 ABSURD = 1e30
 BLOCK = 4096  # rows taken at once: a few megabytes in float64
@@ -29,6 +29,7 @@ SAMPLE = 65_536  # documents, evenly spaced, from which quantiles and tails are 
 HEAVY = 10.0  # kurtosis from which `auto` takes logarithms; normal 3, exponential 9
 AUTO_LIMIT = 10.0  # `auto` clips values at this many deviations from the mean
 QUANTILES = 1_001
+UNIT_SHARE = 0.9  # of the columns that must lie in [0, 1] for `quantile_auto` to leave them their shape
 
 # The paper's transform of Web30K, 0-based columns: the language models count downwards, and some columns stay linear.
 WEB30K_FEATURES = 136
@@ -126,6 +127,8 @@ def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
       - "symlog": sign(x) log(1 + |x|), standardised.
       - "standard": standardised.
       - "quantile": the normal score of the value's mid-rank among the train values, interpolated.
+      - "quantile_auto": "quantile", or "standard" where nearly all columns lie in [0, 1] already, as those do that were
+        normalised within each query, and quantiles over queries would only blur that.
       - "none": as they are.
     """
     if kind not in KINDS:
@@ -141,6 +144,8 @@ def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
         high = np.full(columns, MAX_FLOAT32)
         return Scaling(kind, {"low": -high, "high": high, **_curves(columns)})
     low, high = _ordinary_range(features)
+    if kind == "quantile_auto":
+        kind = "standard" if np.mean((low >= 0) & (high <= 1)) >= UNIT_SHARE else "quantile"
     if kind == "quantile":
         sample = _tame(_sample(features), low, high)
         return Scaling(kind, {"low": low, "high": high, **_quantile_table(sample)})

@@ -74,6 +74,11 @@ def make_folder(folder: Path, config: Config) -> None:
     write_atomically(folder / CONFIG, dumps(config).encode())
 
 
+def rewrite_config(folder: Path, config: Config) -> None:
+    """Replace the configuration of a run that has just begun by one whose numbers follow its data."""
+    write_atomically(folder / CONFIG, dumps(config).encode())
+
+
 def read_config(folder: Path) -> Config:
     """The configuration of a run; keys that no longer exist are left out with a warning."""
     file = folder / CONFIG

@@ -26,7 +26,7 @@ from rankgrad.ranker import Ranker
 from rankgrad.runs import folder as files
 from rankgrad.runs.provenance import versions
 from rankgrad.training import distributed
-from rankgrad.training.build import OwnLoss, as_spec, make_device, make_objectives, make_state, validate
+from rankgrad.training.build import OwnLoss, as_spec, fit_to_data, make_device, make_objectives, make_state, validate
 from rankgrad.training.config import Config, dumps, loads, replaced
 from rankgrad.training.data import ScaledSplits, shared_splits, without_zero_weights
 from rankgrad.training.distributed import Signals, lost_a_process
@@ -132,9 +132,12 @@ def _train_run(
             f"no query in the test split of {config.data.path} has a relevant document: the run is judged by validation alone",
             file=sys.stderr,
         )
-    train_set, vali_set = splits["train"], splits["vali"]
+    config = _fitted_to_data(config, folder, splits, device, rank)
+    train_set = splits["train"]
     if config.members.bag > 1:  # every query teaches some members and validates others
-        train_set = vali_set = without_zero_weights(RankingDataset.concatenate([train_set, vali_set]))
+        parts = [splits[name] for name in ("train", "vali") if name in splits]
+        train_set = splits["vali"] = without_zero_weights(RankingDataset.concatenate(parts))
+    vali_set = splits["vali"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         state = make_state(config, train_set, device, loss)
@@ -160,10 +163,12 @@ def _train_run(
             f"stopped in epoch {state.progress.epoch + 1} and saved; go on with: rankgrad train --resume {folder}"
         )
     signals.stop_at_once()
-    model, selected = state.result(config, vali_set, device)
+    model, selected, on_validation = state.result(config, vali_set, device)
     ranker = Ranker.of(model, scaling, config, splits["train"], device, loss)
     results = {
-        split: evaluate(model, splits[split], metrics, device=device, rank=rank, world=world)
+        split: on_validation(metrics)
+        if split == "vali"
+        else evaluate(model, splits[split], metrics, device=device, rank=rank, world=world)
         for split, metrics in files.metrics_to_measure(splits, config.train.metrics).items()
     }
     if rank == 0:
@@ -186,6 +191,19 @@ def _train_run(
     del loop
     gc.collect()
     distributed.barrier()
+
+
+def _fitted_to_data(
+    config: Config, folder: Path, splits: dict[str, RankingDataset], device: torch.device, rank: int
+) -> Config:
+    """The configuration with what it leaves to the data filled in, written down for a resumption."""
+    fitted = fit_to_data(config, splits["train"], device, validated="vali" in splits)
+    if fitted.members.bag == 1 and "vali" not in splits:  # too few queries to bag: nothing is held out, nothing chosen
+        splits["vali"] = splits["train"]
+        fitted = replaced(fitted, "train.select", "last")
+    if fitted != config and rank == 0:
+        files.rewrite_config(folder, fitted)
+    return fitted
 
 
 class _Record:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,13 +19,15 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import KINDS
 from rankgrad.losses import LOSS_TABLE, LOSSES, LossSpec
 from rankgrad.metrics import parse_metric
-from rankgrad.models import MLP, MODELS, AveragedMembers, Linear, Members, Transformer
+from rankgrad.models import INPUTS, MLP, MODELS, AveragedMembers, Linear, Members, Transformer
 from rankgrad.training.config import TREES, Config, Model, Optimiser, Train, checked_types
 from rankgrad.training.execution import CHOICES
 from rankgrad.training.members import MemberState
 from rankgrad.training.precision import PRECISIONS
 from rankgrad.training.state import OPTIMISERS, SCHEDULES, TrainState, make_optimiser
 from rankgrad.training.step import Objective
+
+FEWEST_TO_BAG = 10  # queries: fewer cannot choose anything
 
 OwnLoss = LossSpec | Callable[..., Tensor] | None  # a caller's own, None: that of the configuration's name
 
@@ -88,7 +91,7 @@ def make_objectives(config: Config, loss: OwnLoss = None) -> dict[str, Objective
 
 def _make_objective(spec: LossSpec, options: dict[str, Any]) -> Objective:
     parameters = spec.parameters
-    own = {"scores", "labels", "mask", "k", "check", "reduction", "generator", "noise", "sort", "backend"}
+    own = {"scores", "labels", "mask", "weights", "k", "check", "reduction", "generator", "noise", "sort", "backend"}
     known = [key for key in parameters if key not in own]
     for key in options:
         if key not in (*known, "k"):
@@ -119,6 +122,30 @@ def takes_gain(config: Config, loss: OwnLoss = None) -> bool:
     """Whether the loss of a configuration takes the gain 2^y - 1 of a label, which the largest labels do not have."""
     specs = losses_of(config, loss).values()
     return any(spec.gain and options.get("gain", "exp2") == "exp2" for spec, options in specs)
+
+
+def fit_to_data(config: Config, data: RankingDataset, device: torch.device, *, validated: bool) -> Config:
+    """The configuration with the numbers that were left to the data (0) filled in; `validated`: there is a validation split.
+
+    Batches grow and epochs fall with the number of queries; members fall in number where one costs more than on a few hundred
+    queries; without a validation split, members are bagged.
+    """
+    members, settings, queries = config.members, config.train, len(data)
+    batch_size = settings.batch_size or (16 if queries < 1_000 else 32 if queries < 5_000 else 64)
+    epochs = settings.epochs or (60 if queries < 5_000 else 30 if queries < 15_000 else 20)
+    bag = members.bag or (1 if validated or queries < FEWEST_TO_BAG else 5)
+    count = members.count
+    if count == 0:
+        most, affordable = (64, 2e10) if device.type == "cuda" else (16, 3e8)
+        sizes = [INPUTS[config.model.inputs] * data.features.shape[1], *config.model.hidden, 1]
+        cost = len(data.labels) * sum(before * after for before, after in pairwise(sizes))  # of a member's epoch
+        count = max(4, most // 8, min(most, int(most * affordable / cost)))
+    keep = min(members.keep or max(16, count // 2), count)
+    return dataclasses.replace(
+        config,
+        members=dataclasses.replace(members, count=count, keep=keep, bag=bag),
+        train=dataclasses.replace(settings, batch_size=batch_size, epochs=epochs),
+    )
 
 
 def make_state(
@@ -224,7 +251,7 @@ def _check_trees(config: Config) -> None:
 
 def _check_members(config: Config, loss: OwnLoss) -> None:
     members = config.members
-    for name, least in (("count", 1), ("first", 0), ("keep", 1), ("bag", 1), ("smooth", 1)):
+    for name, least in (("count", 0), ("first", 0), ("keep", 0), ("bag", 0), ("smooth", 1)):
         whole(f"members.{name}", getattr(members, name), least)
     for name, low in (("lr", 0.0), ("dropout", -1.0), ("weight_decay", -1.0), ("scale", 0.0)):
         given = getattr(members.ranges, name)
@@ -238,7 +265,7 @@ def _check_members(config: Config, loss: OwnLoss) -> None:
                 f"loss.name names {len(config.loss.names)} losses and members.count is 1; expected one loss, or members to deal "
                 "them out among, such as members.count = 64"
             )
-        if members.bag > 1:
+        if members.bag != 1:
             raise ValueError("members.bag needs members to bag; expected members.count above 1")
         return
     if config.model.kind not in ("mlp", "linear"):
@@ -271,8 +298,8 @@ def _check_optimiser(settings: Optimiser) -> None:
 
 
 def _check_train(settings: Train) -> None:
-    whole("train.epochs", settings.epochs, 1)
-    whole("train.batch_size", settings.batch_size, 1)
+    whole("train.epochs", settings.epochs, 0)
+    whole("train.batch_size", settings.batch_size, 0)
     whole("train.threads", settings.threads, 0)
     if whole("train.seed", settings.seed, 0) >= 2**63:
         raise ValueError(f"train.seed must be below 2^63, got {settings.seed}")

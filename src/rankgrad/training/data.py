@@ -70,7 +70,7 @@ def unscaled_splits(config: Config) -> dict[str, RankingDataset]:
     """The splits as they are read, a part of train held out where there is no validation split."""
     columns = Columns(config.data.label, config.data.qid, config.data.weight)
     splits = read_splits(config.data.path, fold=config.data.fold, columns=columns)
-    if "vali" not in splits:
+    if "vali" not in splits and config.members.bag == 1:
         share, train_set = config.data.validation, splits.pop("train")
         if len(train_set) < 2:
             raise ValueError(
@@ -87,7 +87,7 @@ def load_splits(config: Config) -> ScaledSplits:
     """The splits scaled by what the train split shows, and a fingerprint of them as they were read."""
     splits = unscaled_splits(config)
     scaling = fit_scaling(splits["train"], config.data.scaling)
-    fingerprint = " ".join(_fingerprint(splits[name]) for name in ("train", "vali"))
+    fingerprint = " ".join(_fingerprint(splits[name]) for name in ("train", "vali") if name in splits)
     return {name: scaled(data, scaling) for name, data in splits.items()}, scaling, fingerprint
 
 

@@ -30,9 +30,7 @@ from rankgrad.training.execution import ExecutionPlan, plan_execution
 from rankgrad.training.members import MemberState
 from rankgrad.training.precision import usable_bfloat16
 from rankgrad.training.readback import StepReports
-from rankgrad.training.state import Epoch as Epoch
-from rankgrad.training.state import Progress, TrainState, learning_rate
-from rankgrad.training.state import Step as Step
+from rankgrad.training.state import Epoch as Epoch, Progress, Step as Step, TrainState, learning_rate
 from rankgrad.training.step import Objective
 from rankgrad.training.step_rng import StepRandomness
 from rankgrad.training.warmup import compile_kernels

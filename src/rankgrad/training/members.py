@@ -38,11 +38,15 @@ BETAS, EPSILON = (0.9, 0.99), 1e-8  # of Adam
 FOLDS = 3  # what a random key is for, beside those of data/order
 DOCUMENTS_AT_ONCE = 2**21  # scores of all members together, in evaluation
 LR, DROPOUT, DECAY, SCALE = range(4)
+ALL_KEPT = "every member, last epoch"
 KEPT = "each member's best epoch by validation, the best members averaged"
 ALL_DIVERGED = (
     "the loss or gradient of every member became not finite and nothing was learned; lower members.ranges.lr, clip gradients "
     "with optimiser.clip, or look at the features"
 )
+
+
+Evaluator = Callable[[Sequence[str]], dict[str, np.ndarray]]  # names of metrics -> per-query values [Q]
 
 
 class Drawn(NamedTuple):
@@ -429,19 +433,30 @@ class MemberState:
 
     def result(
         self, config: Config, vali_set: RankingDataset, device: torch.device, *, choose: bool = True
-    ) -> tuple[AveragedMembers, dict[str, Any]]:
-        """One ranker of the members to keep, and what a report says of the choice."""
-        if bool(self.dropped.all()) and not distributed.any_process(not bool(self.dropped.all())):
+    ) -> tuple[AveragedMembers, dict[str, Any], Evaluator]:
+        """One ranker of the members to keep, what a report says of the choice, and how it is measured on validation."""
+        if not distributed.any_process(not bool(self.dropped.all())):
             raise NonFiniteError(ALL_DIVERGED)
         everyone = self.gathered(config, device)
         places = everyone.kept(config) if choose else [at for at, bad in enumerate(everyone.dropped) if not bad]
-        epochs = [int(everyone.best_epoch[at]) for at in places]
+        metric = parse_metric(config.train.metric)
+        members = describe_members(everyone, places, config)
+
+        def measured(metrics: Sequence[str]) -> dict[str, np.ndarray]:
+            return held_out_values(everyone, places, vali_set, metrics, device)
+
+        average_value = mean(measured([metric.name])[metric.name], metric.empty)
         facts = {
-            "selection": KEPT if choose else "all members, last epoch",
-            "best_epoch": int(np.median(epochs)) if choose else self.progress.epoch,
-            **describe_members(everyone, places, config, vali_set, device),
+            "selection": KEPT if choose else ALL_KEPT,
+            "best_epoch": int(np.median([members[at]["best_epoch"] for at in places]))
+            if choose
+            else self.progress.epoch,
+            "members": members,
+            "kept": len(places),
+            "validation_of_best": max(member["validation"] for member in members if not member["dropped"]),
+            "validation_of_average": average_value,
         }
-        return average(everyone, places).to(device), facts
+        return average(everyone, places).to(device), facts, measured
 
     def kept(self, config: Config) -> list[int]:
         """Places of the members to average: the best on validation, as many of each fold."""
@@ -493,48 +508,30 @@ def average(state: MemberState, places: Sequence[int]) -> AveragedMembers:
     return AveragedMembers(state.model.select(places)).eval()
 
 
-def describe_members(
-    state: MemberState, places: Sequence[int], config: Config, vali_set: RankingDataset, device: torch.device
-) -> dict[str, Any]:
-    """What was kept and why: every member with its validation, and that of the average beside the best member's.
-
-    With bagging a query is scored by the average of the kept members that have not learned from it.
-    """
-    smooth, metric = config.members.smooth, parse_metric(config.train.metric)
-    values = best_running(state.values, smooth).tolist()
-    members = [
-        entry
-        | {
-            "best_epoch": int(epoch),
-            "validation": value,
-            "kept": at in places,
-            "dropped": bool(dropped),
-        }
-        for at, (entry, epoch, value, dropped) in enumerate(
-            zip(state.drawn.describe(), state.best_epoch, values, state.dropped)
-        )
+def describe_members(state: MemberState, places: Sequence[int], config: Config) -> list[dict[str, Any]]:
+    """What was kept and why: a dict per member with what it was dealt, its validation and its best epoch."""
+    values = best_running(state.values, config.members.smooth).tolist()
+    found = zip(state.drawn.describe(), state.best_epoch.tolist(), values, state.dropped.tolist())
+    return [
+        entry | {"best_epoch": epoch, "validation": value, "kept": at in places, "dropped": dropped}
+        for at, (entry, epoch, value, dropped) in enumerate(found)
     ]
-    return {
-        "members": members,
-        "kept": len(places),
-        "validation_of_best": max(value for value, dropped in zip(values, state.dropped) if not dropped),
-        "validation_of_average": mean(_values_of_average(state, places, vali_set, metric, device), metric.empty),
-    }
 
 
-def _values_of_average(
-    state: MemberState, places: Sequence[int], data: RankingDataset, metric: Metric, device: torch.device
-) -> np.ndarray:
-    values = np.full(len(data), np.nan)
-    folds = (
-        {0: np.arange(len(data))}
-        if state.folds is None
-        else {fold: np.flatnonzero(state.folds == fold) for fold in dict.fromkeys(state.drawn.fold)}
-    )
-    for fold, queries in folds.items():
-        chosen = [at for at in places if state.drawn.fold[at] == fold]
-        if chosen and len(queries):
-            part = evaluate(average(state, chosen).to(device), data.select(queries), [metric.name], device=device)
-            values[queries] = part[metric.name]
-    known = np.concatenate([*folds.values()])
-    return values[np.sort(known)]
+def held_out_values(
+    state: MemberState, places: Sequence[int], data: RankingDataset, metrics: Sequence[str], device: torch.device
+) -> dict[str, np.ndarray]:
+    """Per-query metrics [Q] of the average on lists it has not learned from: with bagging, of the members of a query's fold.
+
+    A fold that no kept member was validated on is scored by all of them, which have learned from it.
+    """
+    if state.folds is None:
+        return evaluate(average(state, places).to(device), data, metrics, device=device)
+    values = {name: np.full(len(data), np.nan) for name in metrics}
+    for fold in np.unique(state.folds):
+        queries = np.flatnonzero(state.folds == fold)
+        own = [at for at in places if state.drawn.fold[at] == fold] or places
+        part = evaluate(average(state, own).to(device), data.select(queries), metrics, device=device)
+        for name in metrics:
+            values[name][queries] = part[name]
+    return values

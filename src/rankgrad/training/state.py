@@ -5,10 +5,11 @@ happened.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -176,14 +177,21 @@ class TrainState:
         return ended
 
     def result(
-        self, config: Config, vali_set: RankingDataset, _device: torch.device, *, choose: bool = True
-    ) -> tuple[nn.Module, dict[str, Any]]:
-        """The trained model, of the best epoch if one is to be chosen, and what a report says of that."""
-        if not choose or config.train.select == "last":
-            return self.model, {"selection": LAST_EPOCH, "best_epoch": self.progress.epoch}
-        self.model.load_state_dict(self.best)
-        selection = BEST_EPOCH if can_choose(vali_set, config.train.metric) else FIRST_EPOCH
-        return self.model, {"selection": selection, "best_epoch": self.progress.best_epoch}
+        self, config: Config, vali_set: RankingDataset, device: torch.device, *, choose: bool = True
+    ) -> tuple[nn.Module, dict[str, Any], Callable[[Sequence[str]], dict[str, np.ndarray]]]:
+        """The trained model, of the best epoch if one is to be chosen, what a report says of that, and its validation."""
+        if choose and config.train.select == "best":
+            self.model.load_state_dict(self.best)
+            selection = BEST_EPOCH if can_choose(vali_set, config.train.metric) else FIRST_EPOCH
+            facts = {"selection": selection, "best_epoch": self.progress.best_epoch}
+        else:
+            facts = {"selection": LAST_EPOCH, "best_epoch": self.progress.epoch}
+
+        def measured(metrics: Sequence[str]) -> dict[str, np.ndarray]:
+            rank, world = distributed.place()
+            return evaluate(self.model, vali_set, metrics, device=device, rank=rank, world=world)
+
+        return self.model, facts, measured
 
     def finished(self, settings: Train) -> bool:
         """Whether the last epoch is done, or early stopping has ended the run."""
