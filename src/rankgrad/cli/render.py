@@ -26,7 +26,7 @@ def describe_report(report: Mapping[str, Any]) -> str:
     return (
         f"{by_rule(report['metrics'][split])}\n"
         f"{split} split, {_count_queries(report['splits'][split]['queries'])}; "
-        f"epoch {report['best_epoch']} of {report['epochs']} {why}\n"
+        f"{'round' if 'trees' in report else 'epoch'} {report['best_epoch']} of {report['epochs']} {why}\n"
         + ("the test split has no relevant document, so its metrics say nothing about the model\n" if empty else "")
         + f"{CONVENTION}\n"
         f"{report['seconds']:.1f} s; the run is in {report['run']}"

@@ -133,7 +133,7 @@ def _lightgbm(
     return FittedTrees(
         lambda data: np.asarray(booster.predict(data.features, num_iteration=kept, num_threads=how.threads)),
         kept,
-        booster.current_iteration(),
+        min(how.rounds, kept + how.patience) if validation else how.rounds,  # what came after the best round is dropped
         lambda path: booster.save_model(path, num_iteration=kept),
     )
 
