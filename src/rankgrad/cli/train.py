@@ -108,7 +108,6 @@ def train(
     the run with the settings that have been tried.
     """
     options: dict[str, Any] = {
-        "members.count": members,
         "loss.name": loss,
         "model.kind": model,
         "train.epochs": epochs,
@@ -122,7 +121,7 @@ def train(
         "train.device": device,
         "train.precision": precision,
         "data.fold": fold,
-        "members.count": trials,
+        "members.count": members if trials is None else trials,
         "members.keep": None if trials is None else AVERAGED if trials > AVERAGED else 1,
         "members.bag": bag,
     }
