@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-fast test-install lint format clean
+.PHONY: demo docs test test-fast test-install lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/rankgrad demo
@@ -41,6 +41,11 @@ lint: $(VENV)/.installed-test
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The guides and the reference, build/docs/index.html. Warnings are errors.
+docs: $(VENV)/.installed-test
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
+	@echo build/docs/index.html
 
 # torch is installed first and alone: under constraints.txt pip then never looks for another build of it. The extra is what
 # `rankgrad report` needs, which the demo advises.

@@ -6,8 +6,9 @@ import os
 import torch
 
 collect_ignore_glob = [
-    "tests/*/conftest.py"
-]  # pytest reads them as such; as modules with doctests their names would clash
+    "tests/*/conftest.py",  # pytest reads them as such; as modules with doctests their names would clash
+    "docs/conf.py",  # Sphinx's
+]
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob += [
         "src/rankgrad/kernels/[a-z]*.py",
