@@ -8,7 +8,14 @@ import pytest
 from cli_cases import COMMANDS
 
 PAGES = [
-    *["docs/command-line.md", "docs/report.md", "docs/reproduce.md", "docs/practitioner.md", "docs/researcher.md"],
+    *[
+        "docs/command-line.md",
+        "docs/report.md",
+        "docs/reproduce.md",
+        "docs/practitioner.md",
+        "docs/researcher.md",
+        "docs/trees.md",
+    ],
     "README.md",
 ]
 
