@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import inspect
 import re
 import subprocess
 import sys
@@ -12,6 +13,11 @@ import pytest
 import rankgrad
 from rankgrad.training.config import Config
 
+FUNCTIONS = {**rankgrad.LOSSES, **rankgrad.METRICS}
+FUNCTIONS |= {name: getattr(rankgrad, name) for name in ("neural_sort", "soft_sort", "ot_sort", "sinkhorn")}
+FUNCTIONS |= {
+    name: getattr(rankgrad, name) for name in ("pad_lists", "unpad_lists", "load", "read_svmlight", "read_table")
+}
 DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -38,3 +44,14 @@ def test_the_reference_is_whole_and_builds_without_warnings(tmp_path):
     for section in dataclasses.fields(Config):
         for key in dataclasses.fields(section.default_factory):
             assert any(found.startswith(f"{section.name}.{key.name}") for found in keys), key.name
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_help_explains_every_parameter_once_in_the_order_of_the_signature(name):
+    explained = re.findall(r"^- ((?:`\w+`(?:, )?)+):", inspect.getdoc(FUNCTIONS[name]), re.M)
+    assert re.findall(r"\w+", " ".join(explained)) == [*inspect.signature(FUNCTIONS[name]).parameters]
+
+
+@pytest.mark.parametrize("name", rankgrad.LOSSES)
+def test_help_says_what_a_value_of_a_loss_is_made_of(name):
+    assert re.search(r"^Size: .*(pairs|documents|per list)", inspect.getdoc(rankgrad.LOSSES[name]), re.M)

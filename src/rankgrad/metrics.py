@@ -18,10 +18,14 @@ import torch
 from torch import Tensor
 
 from rankgrad.checks import cutoff, positive
+from rankgrad.core.explain import explaining
 from rankgrad.core.gains import Gain, cascade, discounts, gains, ideal_dcg, ranks, stop_chances, top
 from rankgrad.core.lists import Lists, order_by_score, poison, prepare
 
+explained = explaining()
 
+
+@explained
 def ndcg(
     scores: Tensor,
     labels: Tensor,
@@ -45,6 +49,7 @@ def ndcg(
     return _finish(value, lists, (lists.labels > 0).any(-1) & ~(ideal <= 0), empty)
 
 
+@explained
 def dcg(
     scores: Tensor,
     labels: Tensor,
@@ -66,6 +71,7 @@ def dcg(
     return _finish(value, lists, (lists.labels > 0).any(-1), empty)
 
 
+@explained
 def average_precision(
     scores: Tensor,
     labels: Tensor,
@@ -87,6 +93,7 @@ def average_precision(
     return _finish(value, lists, total > 0, empty)
 
 
+@explained
 def reciprocal_rank(
     scores: Tensor,
     labels: Tensor,
@@ -107,6 +114,7 @@ def reciprocal_rank(
     return _finish((hits / ranks(hits) * top(hits, k)).amax(-1), lists, total > 0, empty)
 
 
+@explained
 def err(
     scores: Tensor,
     labels: Tensor,
@@ -131,6 +139,7 @@ def err(
     return _finish(value, lists, (lists.labels > 0).any(-1), empty)
 
 
+@explained
 def precision(
     scores: Tensor,
     labels: Tensor,
@@ -152,6 +161,7 @@ def precision(
     return _finish((hits * top(hits, k)).sum(-1) / depth, lists, total > 0, empty)
 
 
+@explained
 def recall(
     scores: Tensor,
     labels: Tensor,
@@ -172,6 +182,7 @@ def recall(
     return _finish((hits * top(hits, k)).sum(-1) / total.clamp(min=1), lists, total > 0, empty)
 
 
+@explained
 def hit_rate(
     scores: Tensor,
     labels: Tensor,

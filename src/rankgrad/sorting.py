@@ -12,12 +12,21 @@ import torch
 from torch import Tensor
 
 from rankgrad.checks import non_negative, positive, whole
+from rankgrad.core.explain import explaining
 from rankgrad.core.lists import inverse, order_by_score, prepare
 from rankgrad.core.noise import gumbel as gumbel
 from rankgrad.core.sinkhorn import converged_matrix, neural_sort_matrix, scaled_matrix, scaled_sort
 from rankgrad.kernels import scaled_sort_kernel
 
+explained = explaining(
+    tau="temperature; it has the scale of score differences, and as it goes to 0 the matrix becomes the sorting permutation.",
+    matrix="[..., R, C], not negative.",
+    iters="rounds at most.",
+    tol="how close to one all sums of rows and columns must be to stop before.",
+)
 
+
+@explained
 def neural_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -> Tensor:
     """NeuralSort (Grover et al. 2019): P[i, :] = softmax_j((r_i s_j - b_j) / tau), [..., L] -> [..., L, L].
 
@@ -38,6 +47,7 @@ def neural_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0)
     return _finish(matrix.reshape(columns.shape).gather(-1, columns), valid, scores.dtype)
 
 
+@explained
 def soft_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -> Tensor:
     """SoftSort (Prillo & Eisenschlos 2020): P[i, :] = softmax_j(-|s_(i) - s_j| / tau), s_(i) the i-th largest score.
 
@@ -57,6 +67,7 @@ def soft_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -
     return _finish(torch.where(real, weights, 0.0), valid, scores.dtype)
 
 
+@explained
 def ot_sort(
     scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0, iters: int = 10_000, tol: float = 1e-9
 ) -> Tensor:
@@ -89,6 +100,7 @@ def ot_sort(
     return _finish(plan, valid, scores.dtype)
 
 
+@explained
 def sinkhorn(matrix: Tensor, *, iters: int = 30, tol: float = 1e-6) -> Tensor:
     """Sinkhorn scaling: normalise columns, then rows, `iters` times or until all sums are within `tol` of one.
 

@@ -8,11 +8,24 @@ import torch
 from torch import Tensor
 
 from rankgrad.checks import flag, one_of
+from rankgrad.core.explain import explaining
 from rankgrad.core.lists import Lists, log_softmax, prepare, reduce
 from rankgrad.core.noise import check_generator, check_noise, refuse_bad_noise
 from rankgrad.losses.informative import has_error, has_relevant
 
+explained = explaining(
+    ties="'group': equal labels share their sum, so that input order cannot matter; 'random' breaks them by random keys.",
+    count_empty="whether lists without a relevant document count.",
+    generator="draws what is random; None: torch's global generator.",
+    noise="the uniform random numbers themselves, [..., L] in [0, 1), instead of `generator`.",
+    weights=(
+        "[..., L], 0 or above: a document's term is multiplied by its weight; one of weight 0 has no term, and None weighs all "
+        "alike."
+    ),
+)
 
+
+@explained
 def listnet(
     scores: Tensor,
     labels: Tensor,
@@ -24,6 +37,8 @@ def listnet(
 ) -> Tensor:
     """ListNet (Cao et al. 2007), top one: -sum_j softmax(y)_j log softmax(s)_j; [..., L] -> scalar.
 
+    Size: one value per list, the cross-entropy of two distributions over its documents.
+
     >>> round(listnet(torch.tensor([0.0, 0.0]), torch.tensor([1, 0])).item(), 6)
     0.693147
     """
@@ -32,6 +47,7 @@ def listnet(
     return _cross_entropy(lists, target, reduction)
 
 
+@explained
 def softmax(
     scores: Tensor,
     labels: Tensor,
@@ -43,6 +59,8 @@ def softmax(
 ) -> Tensor:
     """Softmax cross-entropy: -sum_j y_j log softmax(s)_j; [..., L] -> scalar.
 
+    Size: a sum over the documents of a list, each as often as its label says.
+
     >>> round(softmax(torch.tensor([0.0, 0.0]), torch.tensor([2, 0])).item(), 6)
     1.386294
     """
@@ -50,6 +68,7 @@ def softmax(
     return _cross_entropy(lists, lists.labels, reduction)
 
 
+@explained
 def xe_ndcg(
     scores: Tensor,
     labels: Tensor,
@@ -63,6 +82,8 @@ def xe_ndcg(
 ) -> Tensor:
     """XE-NDCG (Bruch 2019): -sum_j rho_j log softmax(s)_j, rho = (2^y - gamma) / sum (2^y - gamma); [..., L] -> scalar.
 
+    Size: one value per list: rho sums to one.
+
     gamma is uniform on [0, 1), one per document, from `generator` (None: torch's global one) or given as `noise` [..., L].
 
     >>> round(xe_ndcg(torch.zeros(2), torch.tensor([1, 0]), noise=torch.tensor([0.5, 0.5])).item(), 6)
@@ -75,6 +96,7 @@ def xe_ndcg(
     return _cross_entropy(lists, rho / torch.where(total > 0, total, 1.0), reduction)
 
 
+@explained
 def query_rmse(
     scores: Tensor,
     labels: Tensor,
@@ -86,6 +108,8 @@ def query_rmse(
     check: bool | None = None,
 ) -> Tensor:
     """QueryRMSE, as CatBoost calls it: sum_j e_j^2, e = (y - s) - mean_i (y_i - s_i) within the list; [..., L] -> scalar.
+
+    Size: a sum over the documents of a list; the mean is over documents.
 
     Labels and scores are compared up to a constant of the list: the best scores are E[y] up to that constant. One value per
     list is a sum over its documents, and the mean is over the documents of the lists that count: every document weighs the
@@ -108,6 +132,7 @@ def query_rmse(
     return reduce(values, counts, lists, reduction, by_document=True)
 
 
+@explained
 def listmle(
     scores: Tensor,
     labels: Tensor,
@@ -121,6 +146,8 @@ def listmle(
     check: bool | None = None,
 ) -> Tensor:
     """ListMLE (Xia et al. 2008): -log Plackett-Luce likelihood of the label order; [..., L] -> scalar.
+
+    Size: a sum over the documents of a list.
 
     sum_i (log sum_{j: y_j <= y_i} exp s_j) - s_i for `ties="group"`, so the input order of equal labels cannot matter;
     `ties="random"` breaks them by random keys, uniform from `generator` (None: torch's global one) or given as `noise` [..., L].

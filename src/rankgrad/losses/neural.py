@@ -1,18 +1,7 @@
 """The metric itself as a loss: NDCG, MAP, MRR, ERR and precision through a relaxed sort.
 
 With P the relaxed sort of the scores, scale = Sinkhorn scaling and q = scale(P) x, the values x in relaxed order of the
-scores, each loss is minus the metric written in q. As tau -> 0 it becomes minus the metric. What all of them take:
-
-    tau                        temperature of the sort
-    sinkhorn_iters             rounds of scaling at most
-    sinkhorn_tol               a list stops once all its sums are this close to one (0: only after the last round)
-    sort                       the relaxed sort: neural_sort, soft_sort, ot_sort, or any function of their signature
-    samples, noise             the stochastic form: mean over S perturbed copies of the scores; Gumbel noise is drawn from
-                               `generator` (None: torch's global one), or given as `noise` [S, ..., L]
-    beta, log_scores, perturb  s' = s - min s + 1e-10 within the list, then beta log s' + beta G (perturb="paper": an exact
-                               Plackett-Luce sampler of s') or log s' + beta G ("allrank", the reference code);
-                               log_scores=False: s + beta G
-    backend                    the torch path or its kernels, for neural_sort on a GPU: see `rankgrad.kernels`
+scores, each loss is minus the metric written in q. As tau -> 0 it becomes minus the metric.
 
 A list is informative with two documents, one of them relevant (y > 0; y >= threshold for the binary metrics).
 """
@@ -21,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rankgrad.checks import cutoff, positive
+from rankgrad.core.explain import explaining
 from rankgrad.core.gains import Gain, cascade, discounts, gains, normalised_gains, ranks, stop_chances, top
 from rankgrad.core.lists import Lists, check_for_kernel, prepare, reduce
 from rankgrad.kernels import neural_ndcg_kernel
@@ -28,7 +18,24 @@ from rankgrad.losses.informative import has_match, has_relevant
 from rankgrad.losses.relaxed_sort import Sort, SortOptions, relaxed
 from rankgrad.sorting import neural_sort
 
+explained = explaining(
+    tau="temperature of the sort; it has the scale of score differences, and as it goes to 0 the loss becomes minus the metric.",
+    sinkhorn_iters="rounds of Sinkhorn scaling at most; 0 scales nothing.",
+    sinkhorn_tol="a list stops once all its sums are this close to one; 0: only after the last round.",
+    sort="the relaxed sort: `neural_sort`, `soft_sort`, `ot_sort`, or any function of their signature.",
+    samples="perturbed copies of the scores that the stochastic form is a mean over; None: the deterministic form.",
+    beta="scale of the noise.",
+    log_scores=(
+        "True: noise is added to the logarithm of s' = s - min s + 1e-10, the minimum within the list; False: to the scores, "
+        "s + beta G."
+    ),
+    perturb="'paper': beta log s' + beta G, an exact Plackett-Luce sampler of s'; 'allrank', as in the reference code: log s' + beta G.",
+    generator="draws the Gumbel noise G; None: torch's global generator.",
+    noise="the Gumbel noise itself, [S, ..., L], instead of `samples` and `generator`.",
+)
 
+
+@explained
 def neural_ndcg(
     scores: Tensor,
     labels: Tensor,
@@ -52,6 +59,8 @@ def neural_ndcg(
 ) -> Tensor:
     """NeuralNDCG@k (Pobrotyn & Bialobrzeski 2021): -(1 / maxDCG@k) sum_{j <= k} (scale(P) g(y))_j d(j); [..., L] -> scalar.
 
+    Size: one value per list, on the metric's own scale of 0 to -1, whatever the list's length.
+
     >>> s, y = torch.tensor([[0.5, 0.2, 0.1, 0.3]]), torch.tensor([[4, 2, 0, 1]])
     >>> [round(neural_ndcg(s, y, tau=tau).item(), 4) for tau in (1.0, 0.1, 0.001)]
     [-0.7799, -0.9537, -0.9849]
@@ -62,6 +71,7 @@ def neural_ndcg(
     return _ndcg(scores, labels, mask, k, gain, options, reduction, check, transposed=False)
 
 
+@explained
 def neural_ndcg_transposed(
     scores: Tensor,
     labels: Tensor,
@@ -85,6 +95,8 @@ def neural_ndcg_transposed(
 ) -> Tensor:
     """NeuralNDCG^T@k: -(1 / maxDCG@k) sum_i g(y_i) (scale(P^T) d)_i, d(j) = 0 for j > k; [..., L] -> scalar.
 
+    Size: one value per list, on the metric's own scale of 0 to -1, whatever the list's length.
+
     Taken literally: the transposed matrix is scaled, ranks first and documents last, so that each document's weights
     over the ranks sum to one. The paper's reference code transposes after scaling instead, which is `neural_ndcg` again.
 
@@ -98,6 +110,7 @@ def neural_ndcg_transposed(
     return _ndcg(scores, labels, mask, k, gain, options, reduction, check, transposed=True)
 
 
+@explained
 def neural_map(
     scores: Tensor,
     labels: Tensor,
@@ -121,6 +134,8 @@ def neural_map(
 ) -> Tensor:
     """-AP@k: -(1 / R) sum_{i <= k} (q_i / i) sum_{m <= i} q_m, q = scale(P) [y >= threshold]; [..., L] -> scalar.
 
+    Size: one value per list, on the metric's own scale of 0 to -1, whatever the list's length.
+
     R counts all relevant documents of the list, as trec_eval does.
 
     >>> s, y = torch.tensor([0.5, 0.2, 0.1, 0.3]), torch.tensor([0, 1, 0, 1])
@@ -140,6 +155,7 @@ def neural_map(
     return _loss(average_precision, lists, has_match(lists.labels, lists.mask, threshold), options, reduction)
 
 
+@explained
 def neural_mrr(
     scores: Tensor,
     labels: Tensor,
@@ -163,6 +179,8 @@ def neural_mrr(
 ) -> Tensor:
     """-RR@k: -sum_{i <= k} (q_i / i) prod_{m < i} (1 - q_m), q = scale(P) [y >= threshold]; [..., L] -> scalar.
 
+    Size: one value per list, on the metric's own scale of 0 to -1, whatever the list's length.
+
     >>> s, y = torch.tensor([0.5, 0.2, 0.1, 0.3]), torch.tensor([0, 1, 0, 1])
     >>> round(neural_mrr(s, y, tau=0.001).item(), 4)
     -0.5
@@ -177,6 +195,7 @@ def neural_mrr(
     return _loss(cascade(stops, k), lists, has_match(lists.labels, lists.mask, threshold), options, reduction)
 
 
+@explained
 def neural_err(
     scores: Tensor,
     labels: Tensor,
@@ -200,6 +219,8 @@ def neural_err(
 ) -> Tensor:
     """-ERR@k: `neural_mrr` with the stop probabilities (2^y - 1) / 2^max_label; [..., L] -> scalar.
 
+    Size: one value per list, on the metric's own scale of 0 to -1, whatever the list's length.
+
     Labels above `max_label` count as `max_label`, so that a probability never exceeds one.
 
     >>> s, y = torch.tensor([0.5, 0.2]), torch.tensor([1, 4])
@@ -215,6 +236,7 @@ def neural_err(
     return _loss(cascade(stops, k), lists, has_relevant(lists.labels, lists.mask), options, reduction)
 
 
+@explained
 def neural_precision(
     scores: Tensor,
     labels: Tensor,
@@ -237,6 +259,8 @@ def neural_precision(
     backend: str = "auto",
 ) -> Tensor:
     """-precision@k: -(1 / k) sum_{i <= k} q_i, q = scale(P) [y >= threshold]; [..., L] -> scalar.
+
+    Size: one value per list, on the metric's own scale of 0 to -1, whatever the list's length.
 
     It divides by k even where a list is shorter, as trec_eval does; k = None takes the list's length.
 

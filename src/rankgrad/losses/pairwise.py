@@ -17,12 +17,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from rankgrad.checks import cutoff, non_negative, one_of
+from rankgrad.core.explain import explaining
 from rankgrad.core.gains import Gain, discounts, gains, normalised_gains
 from rankgrad.core.lists import Lists, check_for_kernel, prepare, ranks_by_score, reduce
 from rankgrad.kernels import choose, pairwise_kernel
 from rankgrad.losses.informative import has_pair
 
+explained = explaining(
+    k="rank cut-off of the pairs, and of maxDCG where there is one; None takes the whole list.",
+    pairs="with a cut-off: 'any' counts pairs with at least one document in the current top k, 'both' those with two.",
+    mu="weight of NDCG-Loss2's part.",
+    weights=(
+        "[..., L], 0 or above: a pair's term is multiplied by the weights of its two documents; 0 takes a document out of all "
+        "pairs, None weighs all alike."
+    ),
+)
 
+
+@explained
 def ranknet(
     scores: Tensor,
     labels: Tensor,
@@ -37,6 +49,8 @@ def ranknet(
 ) -> Tensor:
     """RankNet (Burges et al. 2005): sum over pairs y_i > y_j of softplus(s_j - s_i); [..., L] -> scalar.
 
+    Size: a sum over the pairs of a list.
+
     >>> round(ranknet(torch.tensor([0.0, 0.0, 0.0]), torch.tensor([1, 0, 0])).item(), 6)
     1.386294
     """
@@ -48,6 +62,7 @@ def ranknet(
     return _sum_over_pairs(lists, counted.to(lists.scores.dtype), reduction)
 
 
+@explained
 def lambdarank(
     scores: Tensor,
     labels: Tensor,
@@ -63,6 +78,8 @@ def lambdarank(
 ) -> Tensor:
     """LambdaRank (Burges et al. 2006): RankNet's pairs times |G_i - G_j| |d(pi_i) - d(pi_j)|; [..., L] -> scalar.
 
+    Size: a sum over the pairs of a list.
+
     >>> round(lambdarank(torch.tensor([1.0, 0.0]), torch.tensor([0, 1])).item(), 6)
     0.484686
     """
@@ -75,6 +92,7 @@ def lambdarank(
     return _sum_over_pairs(lists, counted * factors, reduction)
 
 
+@explained
 def ndcg_loss1(
     scores: Tensor,
     labels: Tensor,
@@ -89,6 +107,8 @@ def ndcg_loss1(
     backend: str = "auto",
 ) -> Tensor:
     """NDCG-Loss1 (Wang et al. 2018): sum over all i != j of (G_i / D(pi_i)) softplus(s_j - s_i); [..., L] -> scalar.
+
+    Size: a sum over the pairs of a list.
 
     Unlike its siblings it sums over every ordered pair, whatever the labels.
 
@@ -105,6 +125,7 @@ def ndcg_loss1(
     return _sum_over_pairs(lists, counted * factors[..., :, None], reduction)
 
 
+@explained
 def ndcg_loss2(
     scores: Tensor,
     labels: Tensor,
@@ -120,6 +141,8 @@ def ndcg_loss2(
 ) -> Tensor:
     """NDCG-Loss2 (Wang et al. 2018): RankNet's pairs times |G_i - G_j| delta_ij; [..., L] -> scalar.
 
+    Size: a sum over the pairs of a list.
+
     delta_ij = |1 / D(m) - 1 / D(m + 1)| with m = |pi_i - pi_j|, the distance of the two current ranks.
 
     >>> round(ndcg_loss2(torch.tensor([1.0, 0.0]), torch.tensor([0, 1])).item(), 6)
@@ -134,6 +157,7 @@ def ndcg_loss2(
     return _sum_over_pairs(lists, counted * factors, reduction)
 
 
+@explained
 def ndcg_loss2pp(
     scores: Tensor,
     labels: Tensor,
@@ -149,6 +173,8 @@ def ndcg_loss2pp(
     backend: str = "auto",
 ) -> Tensor:
     """NDCG-Loss2++ (Wang et al. 2018): LambdaRank's weights plus `mu` times NDCG-Loss2's; [..., L] -> scalar.
+
+    Size: a sum over the pairs of a list.
 
     >>> round(ndcg_loss2pp(torch.tensor([1.0, 0.0]), torch.tensor([0, 1])).item(), 6)
     5.331544

@@ -8,10 +8,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from rankgrad.checks import positive
+from rankgrad.core.explain import explaining
 from rankgrad.core.lists import Lists, prepare, reduce
 from rankgrad.losses.informative import has_document
 
+WEIGHTS = (
+    "[..., L], 0 or above: the mean over documents is a weighted one, 0 leaves a document out; None weighs all alike."
+)
+explained = explaining(
+    levels="how many grades there are: predictions lie between 0 and this.",
+    weights=WEIGHTS,
+)
+of_logits = explaining(
+    scores="[..., L, K] logits, one for each level above the lowest; any floating-point dtype.",
+    weights=WEIGHTS,
+)
 
+
+@explained
 def rmse(
     scores: Tensor,
     labels: Tensor,
@@ -23,6 +37,8 @@ def rmse(
     check: bool | None = None,
 ) -> Tensor:
     """sqrt(mean_j (y_j - levels * sigmoid(s_j))^2), `levels` = 5 for labels 0..4; [..., L] -> scalar.
+
+    Size: one value per list, the root of a mean over its documents.
 
     >>> rmse(torch.tensor([0.0, 0.0]), torch.tensor([2.5, 1.5])).item()
     0.7071067690849304
@@ -36,6 +52,7 @@ def rmse(
     return reduce(torch.where(exact, mean, root), has_document(lists.labels, lists.weighing), lists, reduction)
 
 
+@explained
 def bce(
     scores: Tensor,
     labels: Tensor,
@@ -48,6 +65,8 @@ def bce(
 ) -> Tensor:
     """Mean binary cross-entropy of sigmoid(s_j) against [y_j >= threshold]; [..., L] -> scalar.
 
+    Size: one value per list, a mean over its documents.
+
     >>> round(bce(torch.tensor([0.0, 0.0]), torch.tensor([1, 0])).item(), 6)
     0.693147
     """
@@ -58,6 +77,7 @@ def bce(
     return reduce(_mean_over_documents(losses, lists), has_document(lists.labels, lists.weighing), lists, reduction)
 
 
+@of_logits
 def ordinal(
     scores: Tensor,
     labels: Tensor,
@@ -68,6 +88,8 @@ def ordinal(
     check: bool | None = None,
 ) -> Tensor:
     """Mean over documents of sum_t BCE(sigmoid(s_jt), [y_j > t]), t = 0..K-1; scores [..., L, K] -> scalar.
+
+    Size: one value per list, a mean over its documents.
 
     K = levels - 1 logits per document; a document's ranking score is the sum of their sigmoids.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rankgrad.checks import cutoff, one_of, positive
+from rankgrad.core.explain import explaining
 from rankgrad.core.gains import Gain, discounts, gains, normalised_gains
 from rankgrad.core.lists import Lists, check_for_kernel, prepare, reduce
 from rankgrad.kernels import approx_ndcg_kernel, choose
@@ -20,6 +21,14 @@ EXACT_LIMIT = 512  # documents: the recursion costs O(n^3)
 _BLOCK = 32  # documents between two checkpoints of the recursion
 
 
+explained = explaining(
+    alpha="steepness of the sigmoid; as it grows, smooth ranks become ranks.",
+    sigma="deviation of the noise that is added to every score.",
+    method="'gaussian', O(n^2), or 'exact', O(n^3), for lists of up to 512 documents.",
+)
+
+
+@explained
 def approx_ndcg(
     scores: Tensor,
     labels: Tensor,
@@ -32,6 +41,8 @@ def approx_ndcg(
     backend: str = "auto",
 ) -> Tensor:
     """ApproxNDCG (Qin et al. 2010): d at the smooth rank 1 + sum_{i != j} sigmoid(alpha (s_i - s_j)); [..., L] -> scalar.
+
+    Size: one value per list, on the metric's own scale of 0 to -1, whatever the list's length.
 
     >>> round(approx_ndcg(torch.zeros(2), torch.tensor([1, 0])).item(), 6)
     -0.756471
@@ -46,6 +57,7 @@ def approx_ndcg(
     return _loss(lists, math.log(2) / torch.log1p(ranks), None, gain, reduction)
 
 
+@explained
 def soft_rank(
     scores: Tensor,
     labels: Tensor,
@@ -59,6 +71,8 @@ def soft_rank(
     check: bool | None = None,
 ) -> Tensor:
     """SoftRank (Taylor et al. 2008): expected discount when N(0, sigma^2) noise is added to every score; [..., L] -> scalar.
+
+    Size: one value per list, on the metric's own scale of 0 to -1, whatever the list's length.
 
     Document i beats j with probability Phi((s_i - s_j) / (sigma sqrt 2)). `method="gaussian"` takes the rank as a rounded
     normal variable with the mean and variance of these wins, O(n^2); `"exact"` runs the rank-binomial recursion, O(n^3),
