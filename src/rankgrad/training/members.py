@@ -11,7 +11,7 @@ Under torchrun each process trains a share of the members on all lists; nothing 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankgrad.data.batches import batches
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.order import hash_of, mix, random_keys
 from rankgrad.data.packed import Packed, padded
@@ -29,7 +28,7 @@ from rankgrad.metrics import Metric, parse_metric
 from rankgrad.models import AveragedMembers, Members, PackedLayout
 from rankgrad.training import distributed
 from rankgrad.training.config import Config, Train
-from rankgrad.training.evaluate import LISTS_AT_ONCE, evaluate, mean
+from rankgrad.training.evaluate import evaluate, mean
 from rankgrad.training.execution import ExecutionPlan
 from rankgrad.training.state import Epoch, Progress
 from rankgrad.training.step import Objective, ScoredBatch
@@ -37,6 +36,7 @@ from rankgrad.training.step import Objective, ScoredBatch
 BETAS, EPSILON = (0.9, 0.99), 1e-8  # of Adam
 FOLDS = 3  # what a random key is for, beside those of data/order
 DOCUMENTS_AT_ONCE = 2**21  # scores of all members together, in evaluation
+LISTS_MEASURED = 64  # padded together in evaluation: few pad little, many launch little
 LR, DROPOUT, DECAY, SCALE = range(4)
 ALL_KEPT = "every member, last epoch"
 KEPT = "each member's best epoch by validation, the best members averaged"
@@ -163,10 +163,9 @@ class MemberStep:
         self._state, self._score, self._folds, self._weights = state, score, folds, weights
         self._clip, self._amp, self._generator, self._world = clip, amp, generator, distributed.place()[1]
         device, drawn = state.model.weights.device, state.drawn
-        self._groups = [
-            (objectives[name], torch.tensor([at for at, of in enumerate(drawn.loss) if of == name], device=device))
-            for name in dict.fromkeys(drawn.loss)
-        ]
+        # Losses are dealt out in turn: the members of one are a slice, which costs no copy.
+        names = list(dict.fromkeys(drawn.loss))
+        self._groups = [(objectives[name], slice(at, None, len(names))) for at, name in enumerate(names)]
         self._rates = torch.tensor(drawn.lr, dtype=torch.float64, device=device)
         self._own_fold = torch.tensor(drawn.fold, device=device)
         self._keys = torch.tensor([hash_of(seed, number) for number in drawn.ids], device=device)[:, None, None]
@@ -189,9 +188,11 @@ class MemberStep:
             scores, labels, mask = self._score(batch)  # [K, B, L]
         scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
         values, share, counted = self._values(scores, labels, mask, batch.queries)
-        total, count = (values.detach() * share).sum(1, dtype=torch.float64), counted.sum(1, dtype=torch.float64)  # [K]
-        slope = share / count.clamp(min=torch.finfo(torch.float32).tiny).to(share.dtype)[:, None]
-        (gradient,) = torch.autograd.grad(values, model.weights, slope)
+        total = self._joined([(v.detach() * s).sum(1, dtype=torch.float64) for v, s in zip(values, share)])  # [K]
+        count = self._joined([c.sum(1, dtype=torch.float64) for c in counted])
+        per_unit = 1 / count.clamp(min=torch.finfo(torch.float32).tiny)
+        slopes = [s * per_unit[at, None].to(s.dtype) for s, (_, at) in zip(share, self._groups)]
+        (gradient,) = torch.autograd.grad(values, model.weights, slopes)
         norm = gradient.square().sum(1, dtype=torch.float64).sqrt()
         finite = (total + norm).isfinite()
         state.active &= finite
@@ -210,32 +211,31 @@ class MemberStep:
             report[2] = report[2] >= self._world
         return report
 
-    def _values(self, scores: Tensor, labels: Tensor, mask: Tensor, queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses [K, B], what each list weighs for each member, and how much it counts in the mean."""
-        members, lists = scores.shape[:2]
-        values = torch.zeros(members, lists, dtype=scores.dtype, device=scores.device)
-        share, counted = torch.zeros_like(values), torch.zeros_like(values)
+    def _values(
+        self, scores: Tensor, labels: Tensor, mask: Tensor, queries: Tensor
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """For each loss and its members: losses [k, B], what each list weighs, and how much it counts in the mean."""
+        weight = None if self._weights is None else self._weights[queries].to(scores.dtype)
+        values, shares, counted = [], [], []
         for objective, at in self._groups:
-            whole = len(at) == members
-            of_group = scores if whole else scores[at]
-            like = of_group.shape
-            found = objective.values(of_group, labels.expand(like), mask.expand(like), self._generator)
-            counts = objective.counts(labels, mask).to(values.dtype)
-            sizes = counts * mask.sum(-1) if objective.by_document else counts
-            if whole:
-                values, share, counted = found, counts.expand(members, lists), sizes.expand(members, lists)
-            else:
-                values = values.index_copy(0, at, found.to(values.dtype))
-                share, counted = (
-                    a.index_copy(0, at, b.expand(len(at), lists)) for a, b in ((share, counts), (counted, sizes))
-                )
-        if self._weights is not None:
-            weight = self._weights[queries].to(values.dtype)
-            share, counted = share * weight, counted * weight
-        if self._folds is not None:
-            taught = (self._folds[queries] != self._own_fold[:, None]).to(values.dtype)
-            share, counted = share * taught, counted * taught
-        return values, share, counted
+            of_group = scores[at]
+            found = objective.values(of_group, labels.expand_as(of_group), mask.expand_as(of_group), self._generator)
+            share = objective.counts(labels, mask).to(found.dtype)
+            share = share if weight is None else share * weight
+            if self._folds is not None:
+                share = share * (self._folds[queries] != self._own_fold[at, None])
+            share = share.expand_as(found)
+            values.append(found)
+            shares.append(share)
+            counted.append(share * mask.sum(-1) if objective.by_document else share)
+        return values, shares, counted
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """One number per member [K], of the numbers of each loss's members."""
+        joined = torch.empty(len(self._rates), dtype=parts[0].dtype, device=parts[0].device)
+        for part, (_, at) in zip(parts, self._groups):
+            joined[at] = part
+        return joined
 
 
 def member_scores(model: Members, table: tuple[Tensor, Tensor] | None) -> Callable[[Packed], ScoredBatch]:
@@ -272,6 +272,7 @@ class MemberState:
     dropped: Tensor  # [K] bool, diverged
     best_epoch: Tensor  # [K] int64
     plan: ExecutionPlan | None = None
+    measured: "ListsToMeasure | None" = None  # the validation lists
     shares_lists = False  # of several processes each trains some members on all lists
 
     @classmethod
@@ -371,7 +372,9 @@ class MemberState:
 
     def _validation(self, data: RankingDataset, metric: Metric, device: torch.device) -> Tensor:
         """The metric of each member on the queries it does not learn from, [K] float64."""
-        values = member_values(self.model, data, metric, device).cpu()  # [K, Q]
+        if self.measured is None:
+            self.measured = ListsToMeasure(data, device)
+        values = self.measured.values(self.model, metric).cpu()  # [K, Q]
         values = torch.where(values.isnan(), metric.empty, values)
         if self.folds is None:
             return values.mean(1)
@@ -481,26 +484,49 @@ def best_running(values: Tensor, smooth: int) -> Tensor:
     return values.unfold(1, smooth, 1).mean(-1).amax(1)
 
 
-@torch.no_grad()
-def member_values(model: Members, data: RankingDataset, metric: Metric, device: torch.device) -> Tensor:
-    """Per-query values of a metric for every member, [K, Q] float64, NaN at empty queries."""
-    training, members = model.training, len(model.weights)
-    model.eval()
-    values = torch.zeros(members, len(data), dtype=torch.float64, device=device)
-    for batch in batches(
-        data,
-        LISTS_AT_ONCE,
-        list_size=None,
-        shuffle=False,
-        device=device,
-        max_documents=max(1, DOCUMENTS_AT_ONCE // members),
-    ):
-        scores = model(batch.features, batch.mask)
-        like = scores.shape
-        found = metric(scores.double(), batch.labels.expand(like), batch.mask.expand(like), empty=math.nan, check=False)
-        values[:, batch.queries] = found
-    model.train(training)
-    return values
+class ListsToMeasure:
+    """A dataset laid out once for measuring members on it epoch after epoch: lists of similar length together."""
+
+    def __init__(self, data: RankingDataset, device: torch.device) -> None:
+        self._features, labels, offsets = data.tensors(device)
+        self._ends = offsets.cpu().tolist()
+        self.queries = len(data)
+        self._groups = []
+        order = np.argsort(data.lengths, kind="stable")
+        for queries in np.array_split(order, max(1, -(-len(order) // LISTS_MEASURED))):
+            place = np.arange(int(data.lengths[queries].max()))
+            mask = place < data.lengths[queries, None]
+            rows = np.where(mask, data.offsets[queries, None] + place, 0)
+            there = [torch.from_numpy(array).to(device) for array in (queries, rows, mask)]
+            self._groups.append((*there, labels[there[1]]))
+        self._device = device
+
+    @torch.no_grad()
+    def values(self, model: Members, metric: Metric) -> Tensor:
+        """Per-query values of a metric for every member, [K, Q] float64, NaN at empty queries."""
+        training = model.training
+        model.eval()
+        scores = torch.cat([self._scored(model, first, end) for first, end in self._chunks(len(model.weights))], 1)
+        model.train(training)
+        values = torch.zeros(len(scores), self.queries, dtype=torch.float64, device=self._device)
+        for queries, rows, mask, labels in self._groups:
+            padded = scores[:, rows].double()
+            given = labels.expand_as(padded), mask.expand_as(padded)
+            values[:, queries] = metric(padded, *given, empty=math.nan, check=False)
+        return values
+
+    def _chunks(self, members: int) -> Iterator[tuple[int, int]]:
+        """Consecutive lists whose documents fit into memory for all members, as places of queries."""
+        first, limit = 0, max(1, DOCUMENTS_AT_ONCE // members)
+        for query in range(1, self.queries + 1):
+            if query == self.queries or self._ends[query + 1] - self._ends[first] > limit:
+                yield first, query
+                first = query
+
+    def _scored(self, model: Members, first: int, end: int) -> Tensor:
+        begin, stop = self._ends[first], self._ends[end]
+        offsets = torch.tensor(self._ends[first : end + 1], dtype=torch.int32, device=self._device) - begin
+        return model.packed(self._features[begin:stop], PackedLayout(offsets, 0))
 
 
 def average(state: MemberState, places: Sequence[int]) -> AveragedMembers:
