@@ -44,6 +44,10 @@ def test_the_reference_is_whole_and_builds_without_warnings(tmp_path):
     for section in dataclasses.fields(Config):
         for key in dataclasses.fields(section.default_factory):
             assert any(found.startswith(f"{section.name}.{key.name}") for found in keys), key.name
+    without_meaning = re.findall(
+        r"<span[^>]*>([a-z_.]+)</span></code></p></td>(?:\s*<td>.*?</td>){2}\s*<td></td>", pages["configuration"]
+    )
+    assert not without_meaning
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -48,14 +48,14 @@ class Model:
     """Which scorer; `tanh` left out means: for the losses through a relaxed sort (neural_...) only, as in the paper."""
 
     kind: str = "transformer"  # transformer, mlp, linear; boosted trees: lightgbm, xgboost, catboost
-    width: int = 96
-    layers: int = 2
-    heads: int = 1
-    feedforward: int = 384
+    width: int = 96  # of the transformer
+    layers: int = 2  # encoder blocks of the transformer
+    heads: int = 1  # of its attention; they divide the width
+    feedforward: int = 384  # hidden width inside a block
     hidden: tuple[int, ...] = (256, 128, 64)  # of the mlp
-    dropout: float = 0.1
+    dropout: float = 0.1  # share of the units set to zero in training
     input_noise: float = 0.0  # deviation of the noise added to scaled features in training
-    tanh: bool | None = None
+    tanh: bool | None = None  # on the scores
     inputs: str = "features"  # features; list: beside each feature where it stands within its list
 
 
@@ -63,9 +63,9 @@ class Model:
 class Ranges:
     """From where to where members' hyper-parameters are drawn: dropout uniform, the others log-uniform."""
 
-    lr: tuple[float, ...] = (3e-4, 6e-3)
-    dropout: tuple[float, ...] = (0.0, 0.5)
-    weight_decay: tuple[float, ...] = (1e-4, 0.3)
+    lr: tuple[float, ...] = (3e-4, 6e-3)  # learning rate
+    dropout: tuple[float, ...] = (0.0, 0.5)  # share of the units set to zero
+    weight_decay: tuple[float, ...] = (1e-4, 0.3)  # of AdamW
     scale: tuple[float, ...] = (0.5, 4.0)  # of tanh on the scores, for losses that take it
 
 
@@ -89,8 +89,8 @@ class Members:
 class Loss:
     """A loss by name, `neural_ndcg@10` for a cut-off, and options it takes; members are dealt out among several names."""
 
-    name: str | tuple[str, ...] = "neural_ndcg"
-    options: Mapping[str, Option] = field(default_factory=dict)
+    name: str | tuple[str, ...] = "neural_ndcg"  # of `rankgrad.LOSSES`, @k for a cut-off; several for members
+    options: Mapping[str, Option] = field(default_factory=dict)  # its arguments: loss.options.tau = 0.5
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,8 +108,8 @@ class Optimiser:
     """Adam or AdamW and the learning rate's schedule."""
 
     name: str = "adam"  # adam, adamw
-    lr: float = 1e-3
-    weight_decay: float = 0.0
+    lr: float = 1e-3  # learning rate
+    weight_decay: float = 0.0  # decoupled from the gradient for adamw
     clip: float | None = None  # largest gradient norm
     schedule: str = "step"  # constant, step, cosine, plateau
     milestones: tuple[int, ...] = (50,)  # step: epochs after which lr is multiplied by gamma
@@ -125,7 +125,7 @@ class Train:
 
     epochs: int = 100  # 0: fewer, the more queries there are
     batch_size: int = 64  # lists of a step, over all processes together; 0: more, the more queries there are
-    seed: int = 0
+    seed: int = 0  # everything random follows from it
     metric: str = "ndcg@10"  # on the validation split: picks the best epoch
     select: str = "best"  # best, last: the epoch whose weights are kept
     patience: int | None = None  # epochs without a better metric before the run stops
@@ -133,7 +133,7 @@ class Train:
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
     precision: str = "float32"  # float32, tf32, bf16
     threads: int = 0  # CPU threads; 0 = torch's choice, written down when the run starts
-    tensorboard: bool = False
+    tensorboard: bool = False  # write the curves for TensorBoard too
     metrics: tuple[str, ...] = ("ndcg@5", "ndcg@10", "map", "mrr")  # of the report
     resident: bool | str = "auto"  # auto, true, false: the train split in the device's memory
     pack: bool | str = "auto"  # auto, true, false: lists end to end, without padding
