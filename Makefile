@@ -12,6 +12,10 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-test lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 
+# Every loss and metric through torch.compile's code generator: minutes, and it needs a C++ compiler.
+test-compile: $(VENV)/.installed-test
+	COMPILE_BACKEND=inductor OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q tests/test_compile.py
+
 # The daily loop: under two minutes on two cores.
 test-fast: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m "not slow and not gpu"

@@ -95,12 +95,17 @@ def _integer(value: Any) -> int | None:
 
 
 def _number(name: str, value: Any, expected: str) -> float:
+    number = float(value) if isinstance(value, float) else _converted(name, value, expected)
+    if not -math.inf < number < math.inf:  # written so that torch.compile can trace it
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
+    return number
+
+
+def _converted(name: str, value: Any, expected: str) -> float:
+    """The number that a value of another type stands for, NaN where it stands for none."""
     if getattr(value, "requires_grad", False):
         raise ValueError(f"{name} must be {expected}, not a tensor to be learned: no gradient flows to it")
     try:
-        number = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
+        return math.nan if isinstance(value, (bool, str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be {expected}, got {value!r}")
-    return number
+        return math.nan

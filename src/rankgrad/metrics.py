@@ -274,7 +274,7 @@ def _finish(value: Tensor, lists: Lists, has_relevant: Tensor, empty: float) -> 
         fill = math.inf if isinstance(empty, (bool, str)) else float(empty)
     except TypeError:
         fill = math.inf
-    if math.isinf(fill):
+    if abs(fill) == math.inf:
         raise ValueError(f"empty must be a finite number, or NaN to mark empty lists, got {empty!r}")
     value = torch.where(has_relevant, value, fill)
     return poison(value, lists).to(lists.scores.dtype)

@@ -15,7 +15,14 @@ from rankgrad.checks import non_negative, positive, whole
 from rankgrad.core.explain import explaining
 from rankgrad.core.lists import inverse, order_by_score, prepare
 from rankgrad.core.noise import gumbel as gumbel
-from rankgrad.core.sinkhorn import converged_matrix, neural_sort_matrix, scaled_matrix, scaled_sort
+from rankgrad.core.operators import has_values, operator
+from rankgrad.core.sinkhorn import (
+    SCALED_SORT_PARAMETERS,
+    converged_matrix,
+    neural_sort_matrix,
+    scaled_matrix,
+    scaled_sort,
+)
 from rankgrad.kernels import scaled_sort_kernel
 
 explained = explaining(
@@ -91,7 +98,7 @@ def ot_sort(
     flat = kernel.reshape(-1, *kernel.shape[-2:])
     plan = converged_matrix(flat, iters, tol).view(kernel.shape)
     error = torch.where(mask, (plan.detach().sum(-2) - 1).abs(), 0.0).amax()
-    if bool(error > 2 * tol):
+    if has_values(error) and bool(error > 2 * tol):
         warnings.warn(
             f"ot_sort stopped after {iters} rounds with a column sum off by {float(error):.1e}, tol is {tol:g}; "
             "give more iters, a larger tau or a larger tol",
@@ -117,7 +124,7 @@ def sinkhorn(matrix: Tensor, *, iters: int = 30, tol: float = 1e-6) -> Tensor:
         raise ValueError(f"matrix must be a floating-point tensor of shape [..., R, C], got {came}")
     if iters == 0 or matrix.numel() == 0:
         return matrix
-    if matrix.device.type == "cpu" and bool((matrix < 0).any()):
+    if matrix.device.type == "cpu" and has_values(matrix) and bool((matrix < 0).any()):
         raise ValueError(f"matrix must not hold negative numbers, got {float(matrix.min())}")
     # float64: the scaling vectors of an arbitrary matrix may leave float32's range
     flat = matrix.double().reshape(-1, *matrix.shape[-2:])
@@ -145,7 +152,7 @@ def sort_values(
     ordered = scores.gather(-1, order)
     by_column = values.expand_as(scores) if transposed else values.gather(-1, order)
     length = scores.shape[-1]
-    apply = scaled_sort_kernel if backend == "triton" else scaled_sort
+    apply = scaled_sort_by_kernel if backend == "triton" else scaled_sort
     out = apply(
         ordered.reshape(-1, length),
         mask.sum(-1).reshape(-1),
@@ -156,6 +163,11 @@ def sort_values(
         transposed,
     ).view(scores.shape)
     return out.gather(-1, inverse(order)) if transposed else out
+
+
+scaled_sort_by_kernel = operator(
+    "scaled_sort_by_kernel", SCALED_SORT_PARAMETERS, scaled_sort_kernel, lambda scores, *_: torch.empty_like(scores)
+)
 
 
 def _clean(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

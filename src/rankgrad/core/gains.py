@@ -70,9 +70,13 @@ def cascade(stops: Tensor, k: int | None) -> Tensor:
     """sum_{i <= k} (1 / i) stops_i prod_{m < i} (1 - stops_m): a reader who goes down the list until satisfied.
 
     Neighbouring stretches of the list are joined pair by pair: what a stretch earns, and how often it is left unsatisfied.
-    (torch's cumprod would ask the host about zeros in its backward pass, and a GPU would wait.)
+    (torch's cumprod would ask the host about zeros in its backward pass, and a GPU would wait.) A compiler would make another
+    program for every length of that; it gets the products written out.
     """
     earned, left = stops / ranks(stops) * top(stops, k), 1 - stops
+    if torch.compiler.is_compiling():
+        earlier = ranks(stops)[:, None] > ranks(stops)  # [L, L]
+        return (earned * torch.where(earlier, left[..., None, :], 1.0).prod(-1)).sum(-1)
     while earned.shape[-1] > 1:
         if earned.shape[-1] % 2:
             earned = torch.nn.functional.pad(earned, (0, 1))

@@ -47,7 +47,7 @@ class Lists(NamedTuple):
 
 def check_for_kernel(
     scores: Tensor, labels: Tensor, mask: Tensor | None, *, gain: Gain, reduction: str, check: bool | None
-) -> str | Tensor:
+) -> tuple[Tensor | None, str]:
     """Refuse what the torch path would refuse, before a kernel that cleans its inputs itself; returns its gain.
 
     "exp2" and "linear" are known to the kernels by name; a function of the labels becomes its values, [..., L] float64.
@@ -57,9 +57,9 @@ def check_for_kernel(
         prepare(scores, labels, mask, True, gain=gain)
     one_of("reduction", reduction, ("mean", "sum", "none"))
     if isinstance(gain, str) and gain in ("exp2", "linear"):
-        return gain
+        return None, gain
     lists = prepare(scores.detach(), labels, mask, False)
-    return gains(lists.labels, lists.mask, gain)
+    return gains(lists.labels, lists.mask, gain), "given"
 
 
 def prepare(
@@ -150,7 +150,7 @@ def log_softmax(scores: Tensor, mask: Tensor) -> Tensor:
 def inverse(order: Tensor) -> Tensor:
     """The inverse of permutations along the last dimension."""
     positions = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    return torch.empty_like(order).scatter_(-1, order, positions)
+    return torch.empty_like(order).scatter(-1, order, positions)
 
 
 def _kept(scores: Tensor, labels: Tensor, weights: Tensor | None, kept: Tensor, units: bool) -> Lists:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from rankgrad.core.operators import has_values
+
 
 def gumbel(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Standard Gumbel noise, -log(-log U), of the dtype and device of `like`; None draws from torch's global generator."""
@@ -29,5 +31,5 @@ def refuse_bad_noise(noise: Tensor, mask: Tensor) -> None:
     """Given noise is on the lists' device and, checked on the CPU alone, finite at real documents."""
     if noise.device != mask.device:
         raise ValueError(f"noise must be on the scores' device {mask.device}, got {noise.device}")
-    if noise.device.type == "cpu" and not bool((noise.isfinite() | ~mask).all()):
+    if noise.device.type == "cpu" and has_values(noise) and not bool((noise.isfinite() | ~mask).all()):
         raise ValueError("noise of real documents must be finite, got NaN or infinity")

@@ -68,6 +68,97 @@ def operator(
     return apply
 
 
+def loss_operator(name: str, parameters: str, launch: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
+    """A loss of lists [..., L] whose kernel computes value and gradient together: the backward pass only multiplies.
+
+    `launch` gives the loss and d loss / d scores in float32; the scores are its first argument, the reduction its last.
+    """
+    schema = f"(Tensor scores, Tensor labels, Tensor? mask, Tensor? gains, str gain, {parameters}, str reduction) -> (Tensor, Tensor)"
+    defined = torch.library.custom_op(f"rankgrad::{name}", launch, mutates_args=(), schema=schema)
+
+    def result(scores: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        gradient = scores.new_empty(scores.shape, dtype=torch.float32)
+        return gradient.new_empty(scores.shape[:-1] if others[-1] == "none" else ()), gradient
+
+    def over_more_lists(info: Any, dims: Sequence[int | None], *arguments: Any) -> tuple[tuple[Tensor, Tensor], Any]:
+        size = info.batch_size
+        given = [
+            (a.expand(size, *a.shape) if d is None else a.movedim(d, 0)) if isinstance(a, Tensor) else a
+            for a, d in zip(arguments, dims)
+        ]
+        if given[0].dim() == 2 or given[-1] == "none":  # single lists: whatever the reduction, a list's loss is its own
+            return defined(*given[:-1], "none"), (0, 0)
+        parts = [defined(*(a[i] if isinstance(a, Tensor) else a for a in given)) for i in range(size)]
+        return (torch.stack([loss for loss, _ in parts]), torch.stack([gradient for _, gradient in parts])), (0, 0)
+
+    defined.register_fake(result)
+    defined.register_vmap(over_more_lists)
+    overload: Callable[..., tuple[Tensor, Tensor]] = getattr(torch.ops.rankgrad, name).default
+
+    class Transformable(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+            return overload(*arguments)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+            ctx.mark_non_differentiable(output[1])
+            ctx.save_for_backward(inputs[0], output[1])
+            ctx.others = len(inputs) - 1
+
+        @staticmethod
+        def backward(ctx: Any, slope: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+            scores, gradient = ctx.saved_tensors
+            first = differentiable_once(_times(gradient, slope, scores.dtype), scores, slope)
+            return first, *(None for _ in range(ctx.others))
+
+    def compiled_backward(ctx: Any, slope: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        scores, gradient = ctx.saved_tensors
+        return _times(gradient, slope, scores.dtype), *(None for _ in range(ctx.others))
+
+    def compiled_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.others = len(inputs) - 1
+
+    torch.library.register_autograd(f"rankgrad::{name}", compiled_backward, setup_context=compiled_context)
+
+    def apply(scores: Tensor, *others: Any) -> Tensor:
+        if torch.compiler.is_compiling():
+            return overload(scores, *others)[0]
+        if has_values(scores):
+            loss: Tensor = _Loss.apply(scores, lambda: launch(scores, *others))
+            return loss
+        loss, _ = Transformable.apply(scores, *others)
+        return loss
+
+    return apply
+
+
+class _Loss(torch.autograd.Function):
+    """A loss and its gradient in eager mode: an operator would take longer to be called than to run."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, compute: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+        loss, gradient = compute()
+        ctx.dtype = scores.dtype
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return _times(gradient, slope, ctx.dtype), None
+
+
+def _times(gradient: Tensor, slope: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient times what comes from above, rounded last."""
+    result = gradient * (slope.unsqueeze(-1) if slope.dim() else slope)
+    return result if dtype == torch.float32 else result.to(dtype)
+
+
 def differentiable_once(value: Tensor, *sources: Tensor) -> Tensor:
     """A gradient of the sources that refuses to be differentiated again, rather than being a constant."""
     out: Tensor = _Identity.apply(value, *sources)

@@ -194,11 +194,9 @@ class _ConvergedMatrix(torch.autograd.Function):
         return u[:, :, None] * (grad - x[:, :, None] - y[:, None, :]) * v[:, None, :], None, None
 
 
+SCALED_SORT_PARAMETERS = "Tensor scores, Tensor counts, Tensor values, float tau, int iters, float tol, bool transposed"
 scaled_sort = operator(
-    "scaled_sort",
-    "Tensor scores, Tensor counts, Tensor values, float tau, int iters, float tol, bool transposed",
-    lambda _: _ScaledSort,
-    lambda scores, *_: torch.empty_like(scores),
+    "scaled_sort", SCALED_SORT_PARAMETERS, lambda _: _ScaledSort, lambda scores, *_: torch.empty_like(scores)
 )
 neural_sort_matrix = operator(
     "neural_sort_matrix",

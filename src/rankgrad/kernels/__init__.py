@@ -19,7 +19,6 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from rankgrad.kernels._autograd import with_gradient
 from rankgrad.kernels.encoder import reference
 
 LARGEST_HEAD = 128  # wider heads of attention would not fit the registers
@@ -35,56 +34,70 @@ def neural_ndcg_kernel(
     scores: Tensor,
     labels: Tensor,
     mask: Tensor | None,
-    *,
+    gains: Tensor | None,
+    gain: str,
     k: int | None,
     tau: float,
-    gain: str | Tensor,
     iters: int,
     tol: float,
     transposed: bool,
     reduction: str,
-) -> Tensor:
-    """`rankgrad.losses.neural.neural_ndcg` without samples, or its transposed form; a gain may be a tensor [..., L]."""
-    options = {"k": k, "tau": tau, "gain": gain, "iters": iters, "tol": tol, "transposed": transposed}
-    launch = _relaxed_sort(scores).value_and_gradient
-    return with_gradient(scores, lambda: launch(scores, labels, mask, **options, reduction=reduction))
+) -> tuple[Tensor, Tensor]:
+    """`rankgrad.losses.neural.neural_ndcg` without samples, or its transposed form, and d loss / d scores in float32.
 
-
-def scaled_sort_kernel(
-    scores: Tensor, counts: Tensor, values: Tensor, tau: float, iters: int, tol: float, transposed: bool
-) -> Tensor:
-    """`rankgrad.core.sinkhorn.ScaledSort`: scale(P) values of sorted scores [B, L], or scale(P^T) values."""
-    return _relaxed_sort(scores).ScaledSort.apply(scores, counts, values, tau, iters, tol, transposed)
-
-
-def pairwise_kernel(
-    name: str,
-    scores: Tensor,
-    labels: Tensor,
-    mask: Tensor | None,
-    *,
-    k: int | None,
-    gain: str | Tensor,
-    pairs: str,
-    mu: float,
-    reduction: str,
-) -> Tensor:
-    """The loss `name` of `rankgrad.losses.pairwise`; a gain may be a tensor [..., L]."""
-    from rankgrad.kernels.pairs.launch import pairwise
-
-    return with_gradient(
+    Here and below: `gains` [..., L] float64, or None for the gain of that name.
+    """
+    return _relaxed_sort(scores).value_and_gradient(
         scores,
-        lambda: pairwise(name, scores, labels, mask, k=k, gain=gain, pairs=pairs, mu=mu, reduction=reduction),
+        labels,
+        mask,
+        k=k,
+        tau=tau,
+        gain=gain if gains is None else gains,
+        iters=iters,
+        tol=tol,
+        transposed=transposed,
+        reduction=reduction,
     )
 
 
+def scaled_sort_kernel(scores: Tensor) -> type[torch.autograd.Function]:
+    """The twin of `rankgrad.core.sinkhorn.scaled_sort` for such scores: scale(P) values of sorted scores [B, L], or scale(P^T) values."""
+    return _relaxed_sort(scores).ScaledSort
+
+
+def pairwise_kernel(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    gains: Tensor | None,
+    gain: str,
+    name: str,
+    k: int | None,
+    pairs: str,
+    mu: float,
+    reduction: str,
+) -> tuple[Tensor, Tensor]:
+    """The loss `name` of `rankgrad.losses.pairwise`, and d loss / d scores in float32."""
+    from rankgrad.kernels.pairs.launch import pairwise
+
+    given = gain if gains is None else gains
+    return pairwise(name, scores, labels, mask, k=k, gain=given, pairs=pairs, mu=mu, reduction=reduction)
+
+
 def approx_ndcg_kernel(
-    scores: Tensor, labels: Tensor, mask: Tensor | None, *, alpha: float, gain: str | Tensor, reduction: str
-) -> Tensor:
-    """`rankgrad.losses.smooth_rank.approx_ndcg`; a gain may be a tensor [..., L]."""
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    gains: Tensor | None,
+    gain: str,
+    alpha: float,
+    reduction: str,
+) -> tuple[Tensor, Tensor]:
+    """`rankgrad.losses.smooth_rank.approx_ndcg`, and d loss / d scores in float32."""
     from rankgrad.kernels.pairs.launch import approx_ndcg
 
-    return with_gradient(scores, lambda: approx_ndcg(scores, labels, mask, alpha=alpha, gain=gain, reduction=reduction))
+    return approx_ndcg(scores, labels, mask, alpha=alpha, gain=gain if gains is None else gains, reduction=reduction)
 
 
 def encoder_operators(kernel: bool) -> ModuleType:
@@ -119,10 +132,11 @@ def choose(backend: str, scores: Tensor) -> str:
         raise ValueError(f"backend must be one of 'auto', 'torch', 'triton', got {backend!r}")
     if backend == "torch" or not isinstance(scores, Tensor):
         return "torch"  # whose checks refuse what is not a tensor
+    if backend == "auto" and scores.device.type != "cuda":
+        return "torch"  # the interpreter is for tests: nobody gets it without asking
     reason = _why_not(scores)
     if not reason:
-        # The interpreter is for tests: nobody gets it without asking.
-        return "triton" if backend == "triton" or scores.device.type == "cuda" else "torch"
+        return "triton"
     if backend == "triton" and scores.numel():
         raise ValueError(f"backend='triton' cannot run here: {reason}")
     return "torch"

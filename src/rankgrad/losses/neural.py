@@ -13,6 +13,7 @@ from rankgrad.checks import cutoff, positive
 from rankgrad.core.explain import explaining
 from rankgrad.core.gains import Gain, cascade, discounts, gains, normalised_gains, ranks, stop_chances, top
 from rankgrad.core.lists import Lists, check_for_kernel, prepare, reduce
+from rankgrad.core.operators import loss_operator
 from rankgrad.kernels import neural_ndcg_kernel
 from rankgrad.losses.informative import has_match, has_relevant
 from rankgrad.losses.relaxed_sort import Sort, SortOptions, relaxed
@@ -295,18 +296,9 @@ def _ndcg(
     """NeuralNDCG, or its transposed form: gains by relaxed rank times discounts, or relaxed discounts times gains."""
     k, options = cutoff(k), options.checked(scores)
     if options.backend == "triton" and not options.stochastic:
-        return neural_ndcg_kernel(
-            scores,
-            labels,
-            mask,
-            k=k,
-            gain=check_for_kernel(scores, labels, mask, gain=gain, reduction=reduction, check=check),
-            tau=options.tau,
-            iters=options.iters,
-            tol=options.tol,
-            transposed=transposed,
-            reduction=reduction,
-        )
+        known = check_for_kernel(scores, labels, mask, gain=gain, reduction=reduction, check=check)
+        how = k, options.tau, options.iters, options.tol, transposed
+        return _ndcg_operator(scores, labels, mask, *known, *how, reduction)
     lists = _prepare(scores, labels, mask, check, gain=gain)
     relevant = has_relevant(lists.labels, lists.mask)
     values, informative = normalised_gains(gains(lists.labels, lists.mask, gain), k, relevant)
@@ -314,6 +306,11 @@ def _ndcg(
     moved, others = (by_rank, values) if transposed else (values, by_rank)
     placed = relaxed(lists, moved, options, labels.shape, transposed=transposed)
     return _loss((placed * others.to(placed.dtype)).sum(-1), lists, informative, options, reduction)
+
+
+_ndcg_operator = loss_operator(
+    "neural_ndcg", "int? k, float tau, int iters, float tol, bool transposed", neural_ndcg_kernel
+)
 
 
 def _prepare(scores: Tensor, labels: Tensor, mask: Tensor | None, check: bool | None, gain: object = None) -> Lists:

@@ -20,6 +20,7 @@ from rankgrad.checks import cutoff, non_negative, one_of
 from rankgrad.core.explain import explaining
 from rankgrad.core.gains import Gain, discounts, gains, normalised_gains
 from rankgrad.core.lists import Lists, check_for_kernel, prepare, ranks_by_score, reduce
+from rankgrad.core.operators import loss_operator
 from rankgrad.kernels import choose, pairwise_kernel
 from rankgrad.losses.informative import has_pair
 
@@ -209,8 +210,11 @@ def _by_kernel(
     check: bool | None,
     mu: float = 0.0,
 ) -> Tensor:
-    gain_values = check_for_kernel(scores, labels, mask, gain=gain, reduction=reduction, check=check)
-    return pairwise_kernel(name, scores, labels, mask, k=k, gain=gain_values, pairs=pairs, mu=mu, reduction=reduction)
+    known = check_for_kernel(scores, labels, mask, gain=gain, reduction=reduction, check=check)
+    return _pairs_operator(scores, labels, mask, *known, name, k, pairs, mu, reduction)
+
+
+_pairs_operator = loss_operator("pairs", "str name, int? k, str pairs, float mu", pairwise_kernel)
 
 
 def _sum_over_pairs(lists: Lists, factors: Tensor, reduction: str) -> Tensor:

@@ -14,6 +14,7 @@ from rankgrad.checks import cutoff, one_of, positive
 from rankgrad.core.explain import explaining
 from rankgrad.core.gains import Gain, discounts, gains, normalised_gains
 from rankgrad.core.lists import Lists, check_for_kernel, prepare, reduce
+from rankgrad.core.operators import has_values, loss_operator, operator
 from rankgrad.kernels import approx_ndcg_kernel, choose
 from rankgrad.losses.informative import has_relevant
 
@@ -49,8 +50,8 @@ def approx_ndcg(
     """
     alpha = positive("alpha", alpha)
     if choose(backend, scores) == "triton":
-        gain_values = check_for_kernel(scores, labels, mask, gain=gain, reduction=reduction, check=check)
-        return approx_ndcg_kernel(scores, labels, mask, alpha=alpha, gain=gain_values, reduction=reduction)
+        known = check_for_kernel(scores, labels, mask, gain=gain, reduction=reduction, check=check)
+        return _approx_ndcg_operator(scores, labels, mask, *known, alpha, reduction)
     lists = prepare(scores, labels, mask, check, gain=gain)
     beaten = torch.sigmoid(alpha * _ahead(lists.scores))  # [..., j, i]
     ranks = 1 + torch.where(_others(lists), beaten, 0.0).sum(-1)
@@ -98,13 +99,14 @@ def soft_rank(
     if method == "gaussian":
         expected = _gaussian(beaten, by_rank, lists.counts)
     else:
-        expected = _RankBinomial.apply(beaten, by_rank)
+        flat = beaten.reshape(-1, length, length)
+        expected = _rank_binomial(flat, by_rank.expand(len(flat), 1, length)).view(lists.scores.shape)
     return _loss(lists, expected, k, gain, reduction)
 
 
 def _without_padding(lists: Lists) -> Lists:
-    """Lists cut to the longest; a GPU's lengths are not known to the host, so there the width stays."""
-    if lists.mask.device.type != "cpu" or not len(lists.mask):
+    """Lists cut to the longest; where the host does not know the lengths, as on a GPU, the width stays."""
+    if lists.mask.device.type != "cpu" or not len(lists.mask) or not has_values(lists.mask):
         return lists
     width = max(1, int(lists.counts.max()))
     order = (~lists.mask).to(torch.int8).argsort(dim=-1, stable=True)[..., :width]
@@ -135,25 +137,25 @@ def _gaussian(beaten: Tensor, by_rank: Tensor, counts: Tensor) -> Tensor:
     mean = 1 + beaten.sum(-1)
     variance = (beaten * (1 - beaten)).sum(-1)
     deviation = variance.clamp(min=1e-6).sqrt()  # a certain rank: any width far below one rounds to it
-    edges = torch.arange(1, len(by_rank), dtype=by_rank.dtype, device=by_rank.device)
+    edges = torch.arange(1, by_rank.shape[0], dtype=by_rank.dtype, device=by_rank.device)
     not_after = torch.special.ndtr((edges + 0.5 - mean[..., None]) / deviation[..., None])  # [..., j, r]
     inside = edges < counts[..., None]
     steps = torch.where(inside, by_rank[:-1] - by_rank[1:], 0.0)
-    last = by_rank[(counts - 1).clamp(min=0)]
-    return last[..., None] + (not_after * steps[..., None, :]).sum(-1)
+    last = by_rank[(counts - 1).clamp(min=0)[..., None]]
+    return last + (not_after * steps[..., None, :]).sum(-1)
 
 
 class _RankBinomial(torch.autograd.Function):
     """E[d(rank)] by adding one rival at a time: p(rank = r) <- p(r) (1 - q_i) + p(r - 1) q_i.
 
-    [..., j, i] probabilities that i beats j, d [r] -> [..., j]. The backward pass walks the rivals in reverse with the
+    [B, j, i] probabilities that i beats j, d [B, 1, r] -> [B, j]. The backward pass walks the rivals in reverse with the
     value V(r) of having rank r so far: dE / dq_i = sum_r p_i(r) (V(r + 1) - V(r)), then V <- V (1 - q_i) + V(r + 1) q_i.
     Kept is the distribution before every 32nd rival; those between are made again.
     """
 
     @staticmethod
     def forward(ctx: Any, beaten: Tensor, by_rank: Tensor) -> Tensor:
-        distribution = functional.pad(torch.ones_like(beaten[..., :1]), (0, len(by_rank) - 1))  # [..., j, r]
+        distribution = functional.pad(torch.ones_like(beaten[..., :1]), (0, by_rank.shape[-1] - 1))  # [..., j, r]
         kept = []
         for block in torch.split(beaten, _BLOCK, dim=-1):
             kept.append(distribution)
@@ -166,7 +168,7 @@ class _RankBinomial(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         beaten, by_rank, *kept = ctx.saved_tensors
-        value = by_rank.expand(*beaten.shape[:-1], -1)  # [..., j, r]
+        value = by_rank.expand(-1, beaten.shape[1], -1)  # [B, j, r]
         out = torch.empty_like(beaten)
         for number in range(len(kept) - 1, -1, -1):
             start = number * _BLOCK
@@ -179,6 +181,15 @@ class _RankBinomial(torch.autograd.Function):
                 out[..., start + offset] = (distributions[offset] * step).sum(-1) * grad
                 value = value + step * wins[offset][..., None]
         return out, None
+
+
+_approx_ndcg_operator = loss_operator("approx_ndcg", "float alpha", approx_ndcg_kernel)
+_rank_binomial = operator(
+    "rank_binomial",
+    "Tensor beaten, Tensor by_rank",
+    lambda _: _RankBinomial,
+    lambda beaten, _: beaten.new_empty(beaten.shape[:-1]),
+)
 
 
 def _add_rival(distribution: Tensor, win: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class Vectors(NamedTuple):
 
 
 class ScaledSort(torch.autograd.Function):
-    """scale(P) x for sorted scores, or scale(P^T) x: the twin of `rankgrad.core.sinkhorn.ScaledSort`."""
+    """scale(P) x for sorted scores, or scale(P^T) x: the twin of `rankgrad.core.sinkhorn.scaled_sort`."""
 
     @staticmethod
     def forward(

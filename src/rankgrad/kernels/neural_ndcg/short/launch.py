@@ -40,7 +40,7 @@ _TILE = 32  # rows of dz at once
 
 
 class ScaledSort(torch.autograd.Function):
-    """scale(P) x for sorted scores, or scale(P^T) x: the twin of `rankgrad.core.sinkhorn.ScaledSort`."""
+    """scale(P) x for sorted scores, or scale(P^T) x: the twin of `rankgrad.core.sinkhorn.scaled_sort`."""
 
     @staticmethod
     def forward(
