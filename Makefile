@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo docs test test-fast test-install lint format clean
+.PHONY: demo docs test test-compile test-fast test-install lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/rankgrad demo
