@@ -64,7 +64,7 @@ def _in_list(lines):
 def _escaped(line):
     parts = re.split(r"(`[^`]+`)", line)
     return "".join(
-        f"``{part[1:-1]}``" if number % 2 else re.sub(r"([*|@\\]|_(?!\w))", r"\\\1", part)
+        f"``{part[1:-1]}``" if number % 2 else re.sub(r"([*|@\\]|_(?!\w)|(?<=\w):(?=\w))", r"\\\1", part)
         for number, part in enumerate(parts)
     )
 
