@@ -277,9 +277,14 @@ def _check_members(config: Config, loss: OwnLoss) -> None:
         raise ValueError(
             "train.select = 'last' chooses nothing, and members.bag holds queries out to choose by; leave one out"
         )
-    for spec, _ in losses_of(config, loss).values():
+    for spec, options in losses_of(config, loss).values():
         if spec.units(4) > 1:
             raise ValueError(f"the loss {spec.name} needs several outputs per document, which members do not have")
+        if options.get("samples") is not None:
+            raise ValueError(
+                f"the loss {spec.name} with samples draws noise for all members together, and a member would depend on the "
+                "others; leave samples out, or train one network with members.count = 1"
+            )
 
 
 def _check_optimiser(settings: Optimiser) -> None:

@@ -30,6 +30,7 @@ from rankgrad.training import distributed
 from rankgrad.training.config import Config, Train
 from rankgrad.training.evaluate import evaluate, mean
 from rankgrad.training.execution import ExecutionPlan
+from rankgrad.training.readback import ALL_DIVERGED
 from rankgrad.training.state import Epoch, Progress
 from rankgrad.training.step import Objective, ScoredBatch
 
@@ -40,10 +41,6 @@ LISTS_MEASURED = 64  # padded together in evaluation: few pad little, many launc
 LR, DROPOUT, DECAY, SCALE = range(4)
 ALL_KEPT = "every member, last epoch"
 KEPT = "each member's best epoch by validation, the best members averaged"
-ALL_DIVERGED = (
-    "the loss or gradient of every member became not finite and nothing was learned; lower members.ranges.lr, clip gradients "
-    "with optimiser.clip, or look at the features"
-)
 
 
 Evaluator = Callable[[Sequence[str]], dict[str, np.ndarray]]  # names of metrics -> per-query values [Q]
@@ -281,6 +278,11 @@ class MemberState:
     ) -> "MemberState":
         """The members of this process, at their start; `tanh` as in `draw_members`."""
         members, (rank, world) = config.members, distributed.place()
+        if members.count < world:
+            raise ValueError(
+                f"members.count is {members.count} and {world} processes share this run; expected a member for each of them; "
+                "start fewer processes, or train more members"
+            )
         ids = range(members.first, members.first + members.count)[rank::world]
         folds = folds_of(train_set, members.bag, config.train.seed) if members.bag > 1 else None
         return cls.of(config, ids, train_set.features.shape[1], folds, tanh, device)
@@ -343,8 +345,11 @@ class MemberState:
         """Validate every member, keep its best weights, count what early stopping goes by."""
         progress, settings, smooth = self.progress, config.train, config.members.smooth
         metric = parse_metric(settings.metric)
-        found = self._validation(vali_set, metric, device)  # [K]
-        self.values = torch.cat([self.values, found[:, None]], 1)
+        found, finite = self._validation(vali_set, metric, device)  # [K]
+        self.active &= finite.to(device)
+        self.dropped |= ~finite.to(device)
+        # A member that no longer learns has no more epochs to choose from.
+        self.values = torch.cat([self.values, torch.where(self.active.cpu(), found, 0.0)[:, None]], 1)
         progress.epoch, progress.step = progress.epoch + 1, 0
         alive = ~self.dropped.cpu()
         better = best_running(self.values, smooth) > best_running(self.values[:, :-1], smooth)
@@ -370,16 +375,16 @@ class MemberState:
         progress.loss_sum, progress.loss_count, progress.skipped = 0.0, 0.0, 0
         return ended
 
-    def _validation(self, data: RankingDataset, metric: Metric, device: torch.device) -> Tensor:
-        """The metric of each member on the queries it does not learn from, [K] float64."""
+    def _validation(self, data: RankingDataset, metric: Metric, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The metric of each member on the queries it does not learn from, [K] float64, and whether all scores are finite."""
         if self.measured is None:
             self.measured = ListsToMeasure(data, device)
-        values = self.measured.values(self.model, metric).cpu()  # [K, Q]
+        values, finite = (found.cpu() for found in self.measured.values(self.model, metric))  # [K, Q], [K]
         values = torch.where(values.isnan(), metric.empty, values)
         if self.folds is None:
-            return values.mean(1)
+            return values.mean(1), finite
         own = torch.from_numpy(self.folds) == torch.tensor(self.drawn.fold)[:, None]
-        return torch.where(own, values, 0.0).sum(1) / own.sum(1).clamp(min=1)
+        return torch.where(own, values, 0.0).sum(1) / own.sum(1).clamp(min=1), finite
 
     def finished(self, settings: Train) -> bool:
         """Whether the last epoch is done, or no member is left that learns."""
@@ -423,14 +428,17 @@ class MemberState:
             tensor.copy_(own[name])
         self.values = own["values"].clone()
 
-    def gathered(self, config: Config, device: torch.device) -> "MemberState":
-        """All members in every process, with the best weights of each: what is chosen from."""
+    def gathered(self, config: Config, device: torch.device, *, choose: bool = True) -> "MemberState":
+        """All members in every process, with the best weights of each, or the last if nothing is to be chosen."""
         tensors, members = self.tensors(), config.members
         ids = range(members.first, members.first + members.count)
         everyone = MemberState.of(config, ids, self.model.features, self.folds, self.tanh, device)
         with torch.no_grad():
-            everyone.model.weights.copy_(tensors["members.best"])
+            everyone.model.weights.copy_(tensors["members.best" if choose else "members.weights"])
         everyone.values, everyone.best_epoch = tensors["members.values"], tensors["members.best_epoch"]
+        if not choose:
+            everyone.values = everyone.values[:, -1:]
+            everyone.best_epoch = torch.full_like(everyone.best_epoch, self.progress.epoch)
         everyone.dropped, everyone.progress = tensors["members.dropped"], self.progress
         return everyone
 
@@ -440,7 +448,8 @@ class MemberState:
         """One ranker of the members to keep, what a report says of the choice, and how it is measured on validation."""
         if not distributed.any_process(not bool(self.dropped.all())):
             raise NonFiniteError(ALL_DIVERGED)
-        everyone = self.gathered(config, device)
+        choose = choose and config.train.select == "best"
+        everyone = self.gathered(config, device, choose=choose)
         places = everyone.kept(config) if choose else [at for at, bad in enumerate(everyone.dropped) if not bad]
         metric = parse_metric(config.train.metric)
         members = describe_members(everyone, places, config)
@@ -451,9 +460,7 @@ class MemberState:
         average_value = mean(measured([metric.name])[metric.name], metric.empty)
         facts = {
             "selection": KEPT if choose else ALL_KEPT,
-            "best_epoch": int(np.median([members[at]["best_epoch"] for at in places]))
-            if choose
-            else self.progress.epoch,
+            "best_epoch": int(np.median([members[at]["best_epoch"] for at in places])),
             "members": members,
             "kept": len(places),
             "validation_of_best": max(member["validation"] for member in members if not member["dropped"]),
@@ -502,8 +509,8 @@ class ListsToMeasure:
         self._device = device
 
     @torch.no_grad()
-    def values(self, model: Members, metric: Metric) -> Tensor:
-        """Per-query values of a metric for every member, [K, Q] float64, NaN at empty queries."""
+    def values(self, model: Members, metric: Metric) -> tuple[Tensor, Tensor]:
+        """Per-query values of a metric for every member, [K, Q] float64, NaN at empty queries; and whose scores are finite."""
         training = model.training
         model.eval()
         scores = torch.cat([self._scored(model, first, end) for first, end in self._chunks(len(model.weights))], 1)
@@ -513,7 +520,7 @@ class ListsToMeasure:
             padded = scores[:, rows].double()
             given = labels.expand_as(padded), mask.expand_as(padded)
             values[:, queries] = metric(padded, *given, empty=math.nan, check=False)
-        return values
+        return values, scores.isfinite().all(1)
 
     def _chunks(self, members: int) -> Iterator[tuple[int, int]]:
         """Consecutive lists whose documents fit into memory for all members, as places of queries."""

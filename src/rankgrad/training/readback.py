@@ -12,6 +12,10 @@ from rankgrad.errors import NonFiniteError
 from rankgrad.training.state import Progress
 from rankgrad.training.step import REPORT_HEAD
 
+ALL_DIVERGED = (
+    "the loss or gradient of every member became not finite and nothing was learned; lower members.ranges.lr, clip gradients "
+    "with optimiser.clip, or look at the features"
+)
 READ_BACK_LAG = 8  # steps a GPU may be ahead of what the host has read of it
 
 
@@ -45,6 +49,8 @@ class StepReports:
             event.synchronize()
         (total, count, refused, stop), suspects = report[:REPORT_HEAD].tolist(), report[REPORT_HEAD:] > 0
         if refused and self._nonfinite == "stop":
+            if not len(suspects):  # of members, which are dropped one by one: none is left
+                raise NonFiniteError(ALL_DIVERGED)
             ids = self._query_ids[_suspected(len(self._query_ids), queries, suspects.to(queries.device))].tolist()
             more = f" and {len(ids) - 100} more" if len(ids) > 100 else ""
             raise NonFiniteError(
