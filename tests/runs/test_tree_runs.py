@@ -145,27 +145,34 @@ def test_the_same_seed_grows_the_same_run(splits, tmp_path):
     assert not np.array_equal(a, c)
 
 
-def test_options_of_the_loss_and_weights_of_queries_reach_the_trees(tmp_path, splits):
+def test_options_of_the_loss_reach_the_trees(tmp_path, splits):
     grow(tmp_path / "a", loss=Loss("neural_ndcg"))
     grow(tmp_path / "b", loss=Loss("neural_ndcg", {"tau": 0.1}))
     a, b = (open_run(tmp_path / name).score(splits["test"]) for name in "ab")
     assert not np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("library", ["lightgbm", "xgboost"])
+@pytest.mark.parametrize("loss", ["native", "softmax"])
+def test_weights_of_queries_decide_what_is_learned(library, loss, tmp_path, splits):
     pytest.importorskip("pyarrow")
-    rows = []
-    for query, (start, stop) in enumerate(zip(splits["train"].offsets[:-1], splits["train"].offsets[1:])):
-        for row in range(start, stop):  # of the heavy queries the first feature is good, of the others it is bad
-            y, weight = int(splits["train"].labels[row]), 1 + 20 * (query % 2)
-            rows.append(f"{y},{query},{weight},{y if query % 2 else -y}")
-    (tmp_path / "t.csv").write_text("\n".join(["label,qid,w,a", *rows]) + "\n")
-    for library in ("lightgbm", "xgboost"):
-        for loss in ("native", "softmax"):
-            data = Data(str(tmp_path / "t.csv"), weight="w")
-            folder = tmp_path / f"{library}-{loss}"
-            grow(folder, model=Model(kind=library), loss=Loss(loss), data=data)
-            run = open_run(folder)
-            assert run.names == ("a",)
-            documents = RankingDataset([[-4.0], [4.0]], [0, 0], [0, 2], [1], feature_names=("a",))
-            assert np.diff(run.score(documents)) > 0
+    train = splits["train"]
+    documents = RankingDataset([[-4.0], [4.0]], [0, 0], [0, 2], [1], feature_names=("a",))
+    for heavy, sign in ((0, -1), (1, 1)):  # of odd queries a high feature is good, of even ones a low feature
+        (tmp_path / str(heavy)).mkdir()
+        for split in ("train", "vali"):  # validation holds the heavy kind alone
+            rows = [
+                f"{int(y)},{query},{1 + 50 * (query % 2 == heavy)},{int(y) * (1 if query % 2 else -1)}"
+                for query, y in zip(np.repeat(np.arange(len(train)), train.lengths), train.labels)
+                if split == "train" or query % 2 == heavy
+            ]
+            (tmp_path / str(heavy) / f"{split}.csv").write_text("\n".join(["label,qid,w,a", *rows]) + "\n")
+        data = Data(str(tmp_path / str(heavy)), weight="w")
+        once = replace(CONFIG.train, epochs=1, patience=1)
+        grow(tmp_path / f"t{heavy}", model=Model(kind=library), loss=Loss(loss), data=data, train=once)
+        run = open_run(tmp_path / f"t{heavy}")
+        assert run.names == ("a",)
+        assert np.sign(np.diff(run.score(documents))) == sign
 
 
 # --- interruptions ----------------------------------------------------------------------------------------------------

@@ -72,7 +72,6 @@ def grow_run(folder: Path, config: Config | None = None) -> Iterator[Started | G
     fresh = config is not None
     if config is not None:
         config = replaced(config, "train.device", "cpu")
-        boosting_of(config)  # says what is wrong before there is a folder
     started = begin_run(folder, config, None)
     try:
         yield started
