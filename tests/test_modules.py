@@ -59,8 +59,21 @@ def test_randomness_and_weights_come_with_the_call():
     noise = torch.zeros(4, 3, 5)
     expected = rankgrad.neural_ndcg(scores, labels, mask, samples=4, noise=noise)
     assert loss(scores, labels, mask, noise=noise).equal(expected)
+    weights = torch.rand(3, 5)
+    expected = rankgrad.listnet(scores, labels, mask, weights=weights)
+    assert RankingLoss("listnet")(scores, labels, mask, weights=weights).equal(expected)
+    with pytest.raises(ValueError, match=r"neural_ndcg.*weights"):
+        loss(scores, labels, mask, weights=weights)
     with pytest.raises(ValueError, match=r"listnet.*generator"):
         RankingLoss("listnet")(scores, labels, mask, generator=torch.Generator())
+
+
+@pytest.mark.slow
+def test_a_loss_with_its_padding_compiles_whole():
+    loss = RankingLoss("listnet")
+    step = torch.compile(lambda *tensors: loss(*tensors, weights=tensors[2].float()), fullgraph=True, backend="eager")
+    scores, labels, mask = batch()
+    torch.testing.assert_close(step(scores, labels, mask), loss(scores, labels, mask, weights=mask.float()))
 
 
 def test_making_a_loss_leaves_the_global_generator_alone():

@@ -37,7 +37,7 @@ class RankingLoss(nn.Module):
         spec, cutoff = parse_loss(name)
         _check_options(spec, cutoff, options)
         self.name, self.options = name, options
-        self._spec, self._given = spec, cutoff | options
+        self._function, self._given, self._takes = spec.function, cutoff | options, frozenset(spec.parameters)
 
     def forward(
         self,
@@ -60,9 +60,9 @@ class RankingLoss(nn.Module):
         given = {"weights": weights, "generator": generator, "noise": noise}
         batch = {key: value for key, value in given.items() if value is not None}
         for key in batch:
-            if key not in self._spec.parameters:
+            if key not in self._takes:
                 raise ValueError(f"the loss {self.name} takes no {key}; leave it out, or choose a loss that does")
-        return self._spec.function(scores, labels, mask, **self._given, **batch)
+        return self._function(scores, labels, mask, **self._given, **batch)
 
     if TYPE_CHECKING:  # torch's own gives Any
 
