@@ -89,7 +89,7 @@ def average_precision(
     """
     k = cutoff(k)
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
-    value = (hits * hits.cumsum(-1) / ranks(hits) * top(hits, k)).sum(-1) / total.clamp(min=1)
+    value = top(hits * hits.cumsum(-1) / ranks(hits), k).sum(-1) / total.clamp(min=1)
     return _finish(value, lists, total > 0, empty)
 
 
@@ -111,7 +111,7 @@ def reciprocal_rank(
     """
     k = cutoff(k)
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
-    return _finish((hits / ranks(hits) * top(hits, k)).amax(-1), lists, total > 0, empty)
+    return _finish(top(hits / ranks(hits), k).amax(-1), lists, total > 0, empty)
 
 
 @explained
@@ -158,7 +158,7 @@ def precision(
     k = cutoff(k)
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
     depth = lists.counts.clamp(min=1) if k is None else k
-    return _finish((hits * top(hits, k)).sum(-1) / depth, lists, total > 0, empty)
+    return _finish(top(hits, k).sum(-1) / depth, lists, total > 0, empty)
 
 
 @explained
@@ -179,7 +179,7 @@ def recall(
     """
     k = cutoff(k)
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
-    return _finish((hits * top(hits, k)).sum(-1) / total.clamp(min=1), lists, total > 0, empty)
+    return _finish(top(hits, k).sum(-1) / total.clamp(min=1), lists, total > 0, empty)
 
 
 @explained
@@ -200,7 +200,7 @@ def hit_rate(
     """
     k = cutoff(k)
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
-    return _finish((hits * top(hits, k)).amax(-1), lists, total > 0, empty)
+    return _finish(top(hits, k).amax(-1), lists, total > 0, empty)
 
 
 METRICS: dict[str, Callable[..., Tensor]] = {
@@ -258,7 +258,7 @@ def _ranked_relevance(
     """The lists, 1 where the document at a rank is relevant ([..., L] float64), and how many are relevant in all."""
     threshold = positive("threshold", threshold)
     lists = prepare(scores, labels, mask, check)
-    relevant = lists.mask & (lists.labels >= threshold)
+    relevant = lists.labels >= threshold  # labels are 0 under the padding
     hits = relevant.gather(-1, order_by_score(lists.scores, lists.mask)).double()
     return lists, hits, relevant.sum(-1)
 

@@ -19,17 +19,17 @@ LARGEST_LABEL = 1000  # whose gain 2^y - 1 float64 still holds when it is summed
 
 
 def gains(labels: Tensor, mask: Tensor, gain: Gain) -> Tensor:
-    """g(y) of each document, 0 under the padding, [..., L] float64.
+    """g(y) of each document, 0 under the padding, where labels are 0 already, [..., L] float64.
 
-    >>> gains(torch.tensor([0.0, 1.0, 2.0, 4.0]), torch.tensor([True, True, True, False]), "exp2").tolist()
+    >>> gains(torch.tensor([0.0, 1.0, 2.0, 0.0]), torch.tensor([True, True, True, False]), "exp2").tolist()
     [0.0, 1.0, 3.0, 0.0]
     """
     labels = labels.double()
     if gain == "exp2":
-        values = torch.exp2(labels) - 1
-    elif gain == "linear":
-        values = labels
-    elif callable(gain):
+        return torch.exp2(labels) - 1
+    if gain == "linear":
+        return labels
+    if callable(gain):
         values = gain(labels)
         if not isinstance(values, Tensor) or values.shape != labels.shape:
             came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -37,10 +37,8 @@ def gains(labels: Tensor, mask: Tensor, gain: Gain) -> Tensor:
         if values.dtype.is_complex:
             raise ValueError(f"gain must return real numbers, got {values.dtype}")
         values = values.detach().double()
-        values = torch.where(values < 0, torch.nan, values)
-    else:
-        raise ValueError(f"gain must be 'exp2', 'linear' or a function of the labels, got {gain!r}")
-    return torch.where(mask, values, values.new_zeros(()))
+        return torch.where(mask, torch.where(values < 0, torch.nan, values), 0.0)
+    raise ValueError(f"gain must be 'exp2', 'linear' or a function of the labels, got {gain!r}")
 
 
 def discounts(length: int, k: int | None, device: torch.device) -> Tensor:
@@ -62,8 +60,8 @@ def ranks(values: Tensor) -> Tensor:
 
 
 def top(values: Tensor, k: int | None) -> Tensor:
-    """1 at ranks up to k, 0 below, in the dtype of `values`."""
-    return (ranks(values) <= (values.shape[-1] if k is None else k)).to(values.dtype)
+    """The values at ranks up to k, 0 below."""
+    return values if k is None else values * (ranks(values) <= k).to(values.dtype)
 
 
 def cascade(stops: Tensor, k: int | None) -> Tensor:
@@ -73,7 +71,7 @@ def cascade(stops: Tensor, k: int | None) -> Tensor:
     (torch's cumprod would ask the host about zeros in its backward pass, and a GPU would wait.) A compiler would make another
     program for every length of that; it gets the products written out.
     """
-    earned, left = stops / ranks(stops) * top(stops, k), 1 - stops
+    earned, left = top(stops / ranks(stops), k), 1 - stops
     if torch.compiler.is_compiling():
         earlier = ranks(stops)[:, None] > ranks(stops)  # [L, L]
         return (earned * torch.where(earlier, left[..., None, :], 1.0).prod(-1)).sum(-1)

@@ -27,7 +27,7 @@ class Lists(NamedTuple):
     mask: Tensor  # [..., L] bool, True = a real document
     valid: (
         Tensor | None
-    )  # [...] bool, False where a real document holds a bad value: the result is NaN; None: none does
+    )  # [...] bool, False where a value is bad: the result is NaN; None: all were checked and are good
     weights: Tensor | None = None  # [..., L] in the scores' dtype, None: every document weighs 1
 
     @property
@@ -88,7 +88,7 @@ def prepare(
         labels, mask = functional.pad(labels, (0, 1)), functional.pad(mask, (0, 1))
         weights = weights if weights is None else functional.pad(weights, (0, 1))
     labels = _recordable(labels.detach()).double()
-    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
     if weights is not None:
         weights = _recordable(weights.detach()).to(wide.dtype)
     if checks_values:
@@ -109,22 +109,38 @@ def prepare(
     )
 
 
-def reduce(values: Tensor, informative: Tensor, lists: Lists, reduction: str, *, by_document: bool = False) -> Tensor:
+def reduce(
+    values: Tensor, informative: Tensor | None, lists: Lists, reduction: str, *, by_document: bool = False
+) -> Tensor:
     """One value per list -> the loss: lists that are not informative weigh nothing, invalid lists are NaN.
 
     mean = sum of the lists' losses / max(1, number of informative lists), or / the sum of the weights of their documents.
+    `informative` is None if all are.
     """
     one_of("reduction", reduction, ("mean", "sum", "none"))
-    values = poison(torch.where(informative, values, 0.0), lists)
+    if informative is not None:
+        informative = unless_all(informative, lists)
+    if informative is not None:
+        values = torch.where(informative, values, 0.0)
+    values = poison(values, lists)
     if reduction == "none":
         return values
     if reduction == "sum":
         return values.sum()
-    counted = informative if lists.valid is None else informative | ~lists.valid
+    if informative is None and lists.weights is None:
+        return values.sum() / max(1, int(lists.mask.sum()) if by_document else values.numel())
+    counted = torch.ones_like(values, dtype=torch.bool) if informative is None else informative
+    if lists.valid is not None:
+        counted = counted | ~lists.valid
     if not by_document:
         return values.sum() / counted.sum().clamp(min=1)
     total = torch.where(counted, lists.sum_weights(), 0).sum()
     return values.sum() / torch.where(total > 0, total, 1)
+
+
+def unless_all(informative: Tensor, lists: Lists) -> Tensor | None:
+    """Which lists are informative; None if all are and values may be read, which costs less than tensors that change nothing."""
+    return None if lists.valid is None and bool(informative.all()) else informative
 
 
 def poison(values: Tensor, lists: Lists) -> Tensor:

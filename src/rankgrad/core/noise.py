@@ -1,5 +1,7 @@
 """Randomness of the losses: given as noise, or drawn from the caller's generator, or from torch's global one."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,9 +29,13 @@ def check_noise(noise: Tensor) -> None:
         raise ValueError(f"noise must be a floating-point tensor, got {came}")
 
 
-def refuse_bad_noise(noise: Tensor, mask: Tensor) -> None:
-    """Given noise is on the lists' device and, checked on the CPU alone, finite at real documents."""
+def cleaned_noise(noise: Tensor, mask: Tensor) -> Tensor:
+    """Given noise with zeros under the padding: on the lists' device and, checked on the CPU alone, finite at real documents."""
     if noise.device != mask.device:
         raise ValueError(f"noise must be on the scores' device {mask.device}, got {noise.device}")
-    if noise.device.type == "cpu" and has_values(noise) and not bool((noise.isfinite() | ~mask).all()):
-        raise ValueError("noise of real documents must be finite, got NaN or infinity")
+    clean = torch.where(mask, noise, 0.0)
+    if clean.device.type == "cpu" and clean.numel() and has_values(clean):
+        lowest, highest = (float(bound) for bound in clean.aminmax())
+        if not (lowest > -math.inf and highest < math.inf):
+            raise ValueError("noise of real documents must be finite, got NaN or infinity")
+    return clean

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rankgrad.checks import flag, one_of
 from rankgrad.core.explain import explaining
-from rankgrad.core.lists import Lists, log_softmax, prepare, reduce
-from rankgrad.core.noise import check_generator, check_noise, refuse_bad_noise
+from rankgrad.core.lists import Lists, log_softmax, prepare, reduce, unless_all
+from rankgrad.core.noise import check_generator, check_noise, cleaned_noise
 from rankgrad.losses.informative import has_error, has_relevant
 
 explained = explaining(
@@ -43,8 +43,8 @@ def listnet(
     0.693147
     """
     lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
-    target = torch.where(lists.mask, log_softmax(lists.labels, lists.mask).exp(), 0.0)
-    return _cross_entropy(lists, target, reduction)
+    target = log_softmax(lists.labels, lists.mask).exp()
+    return _cross_entropy(lists, target, has_relevant(lists.labels, lists.weighing), reduction)
 
 
 @explained
@@ -65,7 +65,8 @@ def softmax(
     1.386294
     """
     lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
-    return _cross_entropy(lists, lists.labels, reduction)
+    informative = unless_all(has_relevant(lists.labels, lists.weighing), lists)
+    return _cross_entropy(lists, _where_informative(lists.labels, informative), informative, reduction)
 
 
 @explained
@@ -93,7 +94,9 @@ def xe_ndcg(
     gamma = _uniform(lists, labels.shape, generator, noise)
     rho = torch.where(lists.mask, torch.exp2(lists.labels) - gamma, 0.0)
     total = rho.sum(-1, keepdim=True)
-    return _cross_entropy(lists, rho / torch.where(total > 0, total, 1.0), reduction)
+    target = rho / torch.where(total > 0, total, 1.0)
+    informative = unless_all(has_relevant(lists.labels, lists.weighing), lists)
+    return _cross_entropy(lists, _where_informative(target, informative), informative, reduction)
 
 
 @explained
@@ -178,15 +181,18 @@ def listmle(
     return reduce(values, has_relevant(lists.labels, lists.weighing), lists, reduction)
 
 
-def _cross_entropy(lists: Lists, target: Tensor, reduction: str) -> Tensor:
+def _cross_entropy(lists: Lists, target: Tensor, informative: Tensor | None, reduction: str) -> Tensor:
     """-sum_j target_j log softmax(s)_j, the target 0 under the padding."""
-    informative = has_relevant(lists.labels, lists.weighing)
-    target = torch.where(informative[..., None], target, 0.0)  # an infinite target would make a zero gradient NaN
     if lists.weights is not None:
         target = target * lists.weights
-    log_probabilities = torch.where(lists.mask, log_softmax(lists.scores, lists.mask), 0.0)
+    log_probabilities = log_softmax(lists.scores, lists.mask)  # finite under the padding
     values = -(target.to(lists.scores.dtype) * log_probabilities).sum(-1)
     return reduce(values, informative, lists, reduction)
+
+
+def _where_informative(target: Tensor, informative: Tensor | None) -> Tensor:
+    """An infinite target would make the gradient of a list that is not informative NaN, where it is 0."""
+    return target if informative is None else torch.where(informative[..., None], target, 0.0)
 
 
 def _uniform(lists: Lists, shape: torch.Size, generator: torch.Generator | None, noise: Tensor | None) -> Tensor:
@@ -198,5 +204,4 @@ def _uniform(lists: Lists, shape: torch.Size, generator: torch.Generator | None,
     if noise.shape != shape:
         raise ValueError(f"noise must have the scores' shape {tuple(shape)}, got {tuple(noise.shape)}")
     padded = noise.detach().double() if shape[-1] else lists.labels.new_zeros(lists.labels.shape)
-    refuse_bad_noise(padded, lists.mask)
-    return torch.where(lists.mask, padded, 0.0)
+    return cleaned_noise(padded, lists.mask)

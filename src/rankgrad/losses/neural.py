@@ -148,11 +148,11 @@ def neural_map(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     ).checked(scores)
     lists = _prepare(scores, labels, mask, check)
-    relevant = lists.mask & (lists.labels >= threshold)
+    relevant = lists.labels >= threshold  # labels are 0 under the padding
     q = relaxed(lists, relevant, options, labels.shape)
     precision = q.cumsum(-1) / ranks(q)
     total = relevant.sum(-1).clamp(min=1)
-    average_precision = (q * precision * top(q, k)).sum(-1) / total
+    average_precision = top(q * precision, k).sum(-1) / total
     return _loss(average_precision, lists, has_match(lists.labels, lists.mask, threshold), options, reduction)
 
 
@@ -191,7 +191,7 @@ def neural_mrr(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     ).checked(scores)
     lists = _prepare(scores, labels, mask, check)
-    relevant = lists.mask & (lists.labels >= threshold)
+    relevant = lists.labels >= threshold  # labels are 0 under the padding
     stops = relaxed(lists, relevant, options, labels.shape)
     return _loss(cascade(stops, k), lists, has_match(lists.labels, lists.mask, threshold), options, reduction)
 
@@ -274,10 +274,10 @@ def neural_precision(
         tau, sinkhorn_iters, sinkhorn_tol, sort, samples, beta, log_scores, perturb, generator, noise, backend
     ).checked(scores)
     lists = _prepare(scores, labels, mask, check)
-    relevant = lists.mask & (lists.labels >= threshold)
+    relevant = lists.labels >= threshold  # labels are 0 under the padding
     q = relaxed(lists, relevant, options, labels.shape)
     depth = lists.counts.clamp(min=1) if k is None else k
-    precision = (q * top(q, k)).sum(-1) / depth
+    precision = top(q, k).sum(-1) / depth
     return _loss(precision, lists, has_match(lists.labels, lists.mask, threshold), options, reduction)
 
 

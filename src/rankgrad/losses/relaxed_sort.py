@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rankgrad.checks import flag, non_negative, one_of, positive, whole
 from rankgrad.core.lists import Lists
-from rankgrad.core.noise import check_noise, gumbel, refuse_bad_noise
+from rankgrad.core.noise import check_noise, cleaned_noise, gumbel
 from rankgrad.kernels import choose
 from rankgrad.sorting import neural_sort, sinkhorn, sort_values
 
@@ -101,8 +101,7 @@ def _perturbed(lists: Lists, options: SortOptions, shape: torch.Size) -> Tensor:
             )
         noise = options.noise.detach().to(scores.dtype)
         noise = noise if shape[-1] else noise.new_zeros(len(noise), *scores.shape)
-        refuse_bad_noise(noise, mask)
-    noise = beta * torch.where(mask, noise, 0.0)
+    noise = beta * cleaned_noise(noise, mask)
     if not options.log_scores:
         return torch.where(mask, scores + noise, 0.0)
     lowest = scores.masked_fill(~mask, torch.finfo(scores.dtype).max).amin(-1, keepdim=True)
