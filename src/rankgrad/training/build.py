@@ -133,13 +133,14 @@ def fit_to_data(config: Config, data: RankingDataset, device: torch.device, *, v
     members, settings, queries = config.members, config.train, len(data)
     batch_size = settings.batch_size or (16 if queries < 1_000 else 32 if queries < 5_000 else 64)
     epochs = settings.epochs or (60 if queries < 5_000 else 30 if queries < 15_000 else 20)
-    bag = members.bag or (1 if validated or queries < FEWEST_TO_BAG else 5)
     count = members.count
     if count == 0:
         most, affordable = (64, 2e10) if device.type == "cuda" else (16, 3e8)
         sizes = [INPUTS[config.model.inputs] * data.features.shape[1], *config.model.hidden, 1]
         cost = len(data.labels) * sum(before * after for before, after in pairwise(sizes))  # of a member's epoch
         count = max(4, most // 8, min(most, int(most * affordable / cost)))
+    bag = members.bag or (1 if validated or queries < FEWEST_TO_BAG else 5)
+    bag = min(bag, count)  # a fold that no member leaves out would be measured by those that learned from it
     keep = min(members.keep or max(16, count // 2), count)
     return dataclasses.replace(
         config,

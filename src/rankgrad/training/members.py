@@ -85,9 +85,17 @@ def draw_members(config: Config, ids: Sequence[int], tanh: Sequence[bool]) -> Dr
         dropout=uniform(DROPOUT, *ranges.dropout, log=False),
         weight_decay=uniform(DECAY, *ranges.weight_decay, log=True),
         scale=[value if tanh[number] else 0.0 for value, number in zip(scale, of_loss)],
-        # Losses and folds are dealt in turn independently: every loss meets every fold.
-        fold=[(number // len(names)) % members.bag if members.bag > 1 else 0 for number in ids],
+        fold=[_fold(number, len(names), members.bag) for number in ids],
     )
+
+
+def _fold(number: int, losses: int, bag: int) -> int:
+    """Folds in turn like losses, so that few members have different ones; moved by one after a round: every loss meets every fold.
+
+    >>> [_fold(number, losses=2, bag=2) for number in range(4)]
+    [0, 1, 1, 0]
+    """
+    return (number + number // math.lcm(losses, bag)) % bag
 
 
 def folds_of(data: RankingDataset, bag: int, seed: int) -> np.ndarray:
