@@ -92,11 +92,13 @@ EXCLUDED = {
     [
         Lists(**SMALL),
         Lists(**SMALL | {"model": "mlp", "loss": "lambdarank@10"}),
+        Lists(members=2, hidden=(4,), epochs=2, device="cpu", random_state=0),
         Rows(**SMALL | {"model": "linear", "loss": "rmse", "batch_size": 1000, "scaling": "none"}),
     ],
     expected_failed_checks=lambda estimator: EXCLUDED[type(estimator)],
 )
 @pytest.mark.filterwarnings("ignore:.* can learn from no query")  # some of its lists have one grade
+@pytest.mark.filterwarnings("ignore:.* queries are too few")  # and some of its data few lists
 def test_the_battery_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -156,13 +158,23 @@ def test_scores_are_those_of_a_run_that_holds_queries_out(tmp_path):
     assert np.array_equal(ranker.predict(X, qid=qid), Run.open(tmp_path / "run", device="cpu").score(data))
 
 
-def test_defaults_are_those_of_a_configuration():
-    ours = NeuralRanker(random_state=0)._config()
-    assert dataclasses.replace(ours, data=dataclasses.replace(ours.data, path="synthetic")) == validate(Config())
+@pytest.mark.parametrize("recipe", [None, *settings.RECIPES])
+def test_defaults_are_those_of_the_recipe(recipe):
+    ours = NeuralRanker(recipe=recipe, random_state=0)._config()
+    expected = validate(settings.RECIPES[recipe or "strong"]())
+    assert dataclasses.replace(ours, data=dataclasses.replace(ours.data, path="synthetic")) == expected
+
+
+@pytest.mark.parametrize("given", [{"model": "mlp"}, {"width": 8}, {"layers": 1}, {"heads": 2}, {"feedforward": 9}])
+def test_a_model_or_its_sizes_mean_one_network_by_the_paper(given):
+    config = NeuralRanker(**given, random_state=0)._config()
+    assert config.members.count == 1
+    assert config.loss.name == "neural_ndcg"
 
 
 def test_every_parameter_reaches_the_configuration():
     changed = {
+        "recipe": "paper", "members": 5, "keep": 3, "bag": 2, "share": False, "inputs": "list",
         "loss": "listnet", "loss_options": {}, "model": "mlp", "width": 12, "layers": 3, "heads": 4, "feedforward": 7,
         "hidden": (5,), "dropout": 0.2, "input_noise": 0.3, "tanh": True, "scaling": "symlog", "list_size": 20, "epochs": 7,
         "batch_size": 5, "optimiser": "adamw", "lr": 0.5, "weight_decay": 0.1, "clip": 2.0, "schedule": "plateau",
@@ -174,11 +186,79 @@ def test_every_parameter_reaches_the_configuration():
     for section in dataclasses.asdict(NeuralRanker(**changed)._config()).values():
         said |= section
     renamed = {"model": "kind", "random_state": "seed", "validation_fraction": "validation", "loss_options": "options"}
+    renamed |= {"members": "count"}
     for name, value in changed.items():
-        if name not in ("loss", "optimiser", "verbose"):
+        if name not in ("recipe", "loss", "optimiser", "verbose"):
             assert said[renamed.get(name, name)] == value, name
     config = NeuralRanker(**changed)._config()
     assert (config.loss.name, config.optimiser.name) == ("listnet", "adamw")
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+MEMBERS = {"members": 4, "hidden": (4,), "epochs": 2, "batch_size": 8, "device": "cpu", "random_state": 0}
+
+
+def test_without_an_eval_set_members_are_bagged_and_every_query_is_learned_from():
+    X, y, qid = documents()
+    ranker = NeuralRanker(**MEMBERS).fit(X, y, qid=qid)
+    assert (ranker.config_.members.count, ranker.config_.members.bag) == (4, 4)  # a fold for each
+    assert ranker.config_.model.inputs == "list"
+    assert [member["loss"] for member in ranker.members_] == list(settings.strong().loss.names)
+    assert ranker.best_score_ > 0.5
+    ranker.fit(X, y, qid=qid, eval_set=documents(seed=1))
+    assert ranker.config_.members.bag == 1
+    ranker = NeuralRanker(**MEMBERS | {"members": 8, "bag": 2, "keep": 4}).fit(X, y, qid=qid)
+    assert {member["fold"] for member in ranker.members_} == {0, 1}
+    assert sum(member["kept"] for member in ranker.members_) == 4
+
+
+def test_under_ten_queries_nothing_is_chosen_and_fit_says_so():
+    X, y, qid = documents(9)
+    with pytest.warns(UserWarning, match="9 queries are too few.*eval_set"):
+        ranker = NeuralRanker(**MEMBERS).fit(X, y, qid=qid)
+    assert all(member["kept"] and member["best_epoch"] == 2 for member in ranker.members_)
+
+
+def test_members_survive_pickle_clone_and_file_to_the_bit(tmp_path):
+    X, y, qid = documents()
+    ranker = NeuralRanker(**MEMBERS).fit(X, y, qid=qid)
+    scores = ranker.predict(X, qid=qid)
+    assert np.array_equal(pickle.loads(pickle.dumps(ranker)).predict(X, qid=qid), scores)
+    assert np.array_equal(clone(ranker).fit(X, y, qid=qid).predict(X, qid=qid), scores)
+    ranker.save(tmp_path / "ranker")
+    again = NeuralRanker.load(tmp_path / "ranker")
+    assert np.array_equal(again.predict(X, qid=qid), scores)
+    assert again.get_params() == ranker.get_params()
+    assert again.members_ == ranker.members_
+    assert again.best_score_ == ranker.best_score_
+
+
+def test_rates_given_to_members_are_those_of_all():
+    X, y, qid = documents()
+    ranker = NeuralRanker(**MEMBERS, lr=0.01, dropout=0.25, weight_decay=0.5).fit(X, y, qid=qid)
+    for member in ranker.members_:
+        assert (member["lr"], member["dropout"], member["weight_decay"]) == pytest.approx((0.01, 0.25, 0.5))
+
+
+def test_members_are_standardised_within_the_list_and_need_qid():
+    X, y, qid = documents()
+    ranker = NeuralRanker(**MEMBERS, inputs="features").fit(X, y, qid=qid)
+    with pytest.raises(ValueError, match="predict needs qid"):
+        ranker.predict(X)
+    assert np.isclose(ranker.predict(X[:4], qid=[1, 1, 1, 1]).mean(), 0, atol=1e-6)
+
+
+def test_a_query_of_weight_zero_is_in_no_fold():
+    X, y, qid = documents(20)
+    weights = (np.arange(20) % 3 > 0).astype(float)
+    seen = np.repeat(weights > 0, np.unique(qid, return_counts=True)[1])
+    parameters = MEMBERS | {"members": 8, "bag": 2, "scaling": "none"}
+    with_zeros = NeuralRanker(**parameters).fit(X, y, qid=qid, sample_weight=weights)
+    without = NeuralRanker(**parameters).fit(X[seen], y[seen], qid=qid[seen])
+    assert with_zeros.members_ == without.members_
+    assert same_weights(with_zeros, without)
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
@@ -699,7 +779,8 @@ def test_bad_data_is_refused(what):
         ({"loss_options": {"temperature": 1}}, "no option 'temperature'.*tau"),
         ({"model": "tree"}, "model.kind .*'transformer', 'mlp', 'linear'"),
         ({"epochs": 2.5}, "train.epochs .*int.*2.5"),
-        ({"lr": None}, "lr is None.*0.001"),
+        ({"recipe": "stronger"}, "recipe .*'strong', 'paper'"),
+        ({"members": 4}, "mlp or linear.*transformer.*members.share"),
         ({"lr": np.nan}, "lr .*finite"),
         ({"metric": "auc"}, "'auc' is not a metric"),
         ({"scaling": "minmax"}, "scaling .*'auto'"),

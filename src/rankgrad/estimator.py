@@ -38,7 +38,7 @@ from rankgrad.ranker import Ranker
 from rankgrad.training import config as settings
 from rankgrad.training.build import as_spec, fit_to_data, make_device, make_objectives, make_state, takes_gain, validate
 from rankgrad.training.config import RECIPES, Config, dumps
-from rankgrad.training.data import hold_out, scaled
+from rankgrad.training.data import hold_out, scaled, without_zero_weights
 from rankgrad.training.evaluate import can_choose, expect_gains, expect_grades, mean, measure
 from rankgrad.training.loop import Epoch, Step, train
 from rankgrad.training.progress import watch
@@ -51,14 +51,20 @@ ROWS = 1024  # documents scored at once where no list is needed
 class NeuralRanker(BaseEstimator):
     """A neural ranker, trained on the metric itself or on any other loss of `rankgrad.LOSSES`.
 
-    The defaults are the paper's recipe. Parameters carry the names and the meaning of a run's config.toml:
+    Parameters carry the names and the meaning of a run's config.toml; None is what the recipe says.
 
-    - `loss`: a name, with `@10` for a cut-off, or a loss of your own: a `rankgrad.losses.LossSpec`, or a function with the
-      signature of every loss; `loss_options`: a dict of the loss's other options, such as {"tau": 0.5}.
+    - `recipe`: "strong" (many small networks at once on list-relative inputs, the best averaged), "paper" (the Transformer of
+      arXiv 2102.07831), "small", "dasalc"; None: strong, or the paper's where a model or its sizes are given.
+    - `loss`: a name, with `@10` for a cut-off, or several names to deal out among members, or a loss of your own: a
+      `rankgrad.losses.LossSpec`, or a function with the signature of every loss; `loss_options`: a dict of the loss's other
+      options, such as {"tau": 0.5}.
+    - `members`: networks trained at once, each with a learning rate, dropout and weight decay of its own (given here, the
+      same for all); `keep`: how many of them are averaged, the best on validation; `bag`: folds of the queries, each member
+      learns from all but one and is validated on that one; `share`: one network with vectors of each member's own (TabM).
     - `model`: "transformer" (`width`, `layers`, `heads`, `feedforward`), "mlp" (`hidden`) or "linear", with `dropout`
-      and `input_noise` (deviation of what is added to scaled features in training); `tanh` on the scores, None: where the
-      loss asks for it (neural_...).
-    - `scaling` of the features, fitted on the training queries: auto, web30k, symlog, standard, quantile, none.
+      and `input_noise` (deviation of what is added to scaled features in training); `inputs`: "features", or "list" for where
+      each feature stands within its list beside it; `tanh` on the scores, None: where the loss asks for it (neural_...).
+    - `scaling` of the features, fitted on the training queries: auto, web30k, symlog, standard, quantile, quantile_auto, none.
     - `list_size`: documents of a longer list are subsampled in training; predictions see whole lists.
     - `epochs`, `batch_size` (lists), `optimiser` (adam, adamw), `lr`, `weight_decay`, `clip` (largest gradient norm),
       `schedule` (constant; step: times `gamma` after the epochs `milestones`; cosine; plateau: times `gamma` after
@@ -66,13 +72,14 @@ class NeuralRanker(BaseEstimator):
     - `metric`: what `score` returns, and what picks the epoch whose weights are kept, on `eval_set`. Without an `eval_set`
       a `patience` (epochs without a better metric before training stops) holds out `validation_fraction` of the queries
       instead; without both, every query trains, the metric in `history_` is that of the training queries, and the last
-      epoch's weights are kept.
+      epoch's weights are kept. Members of the strong recipe are bagged instead, from 10 queries on.
     - `device`: auto, cpu, cuda, ...; `random_state`: an int gives the same model again, to the bit on the CPU with the same
       number of threads; None draws a new seed without touching numpy's. `verbose`: 1 shows progress on stderr.
 
     After `fit`: `ranker_` (a `rankgrad.ranker.Ranker`) and its parts `model_` (the torch module), `scaling_` and `config_`
     (what a run's config.toml would say, with the seed); `history_` (a dict per epoch), `best_epoch_` (whose weights are kept,
-    from 1), `best_score_` (its metric), `n_features_in_`, and `feature_names_in_` where X had names.
+    from 1; of members the median), `best_score_` (its metric), `members_` (a dict per member: what it was dealt, its
+    validation, whether it was kept), `n_features_in_`, and `feature_names_in_` where X had names.
 
     >>> X = np.array([[0.1], [0.9], [0.2], [0.8], [0.3], [0.5]])
     >>> y, qid = [0, 1, 0, 2, 0, 1], ["a", "a", "b", "b", "b", "a"]
@@ -97,6 +104,7 @@ class NeuralRanker(BaseEstimator):
         members: int | None = None,
         keep: int | None = None,
         bag: int | None = None,
+        share: bool | None = None,
         model: str | None = None,
         width: int | None = None,
         layers: int | None = None,
@@ -134,6 +142,7 @@ class NeuralRanker(BaseEstimator):
         self.members = members
         self.keep = keep
         self.bag = bag
+        self.share = share
         self.model = model
         self.width = width
         self.layers = layers
@@ -216,6 +225,8 @@ class NeuralRanker(BaseEstimator):
             torch.manual_seed(config.train.seed)
             config = fit_to_data(config, train_set, device, validated=held_out is not None)
             chooses = held_out is not None or config.members.bag > 1
+            if config.members.bag > 1:  # folds are of the queries that are trained on
+                train_set = without_zero_weights(train_set)
             if members and not chooses:
                 warnings.warn(
                     f"{len(data)} queries are too few to hold any out: every member trains to its last epoch on all of them and "
@@ -269,7 +280,7 @@ class NeuralRanker(BaseEstimator):
         rows = as_float32(validate_data(self, X, reset=False, **NUMBERS))
         if qid is not None:
             ids = as_query_ids(qid, len(rows))
-        elif self.config_.model.kind == "transformer" or self.config_.model.inputs == "list":
+        elif not self._scores_alone():
             raise ValueError(
                 "predict needs qid, the query id of every row, because this model scores a document beside the others "
                 "of its list; pass predict(X, qid=...), np.zeros(len(X), int) for one list, or fit with model='mlp'"
@@ -400,6 +411,12 @@ class NeuralRanker(BaseEstimator):
         if isinstance(self.random_state, int | np.integer):
             return whole("random_state", self.random_state, 0)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _scores_alone(self) -> bool:
+        """Whether a document's score does not depend on the others of its list."""
+        model, members = self.config_.model, self.config_.members
+        standardised = members.count > 1 and not members.share  # within the list, before they are averaged
+        return model.kind != "transformer" and model.inputs != "list" and not standardised
 
     def _scores(self, data: RankingDataset) -> np.ndarray:
         """[N] in the order of the dataset."""
