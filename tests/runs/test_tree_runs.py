@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -178,20 +179,21 @@ def test_weights_of_queries_decide_what_is_learned(library, loss, tmp_path, spli
 # --- interruptions ----------------------------------------------------------------------------------------------------
 
 
-def interrupt(monkeypatch, at):
+def interrupt(monkeypatch, at, number=signal.SIGINT):
     count = iter(range(1, 1_000))
     whole = growing.fit_trees
 
     def fit(*arguments):
         if next(count) == at:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         return whole(*arguments)
 
     monkeypatch.setattr(growing, "fit_trees", fit)
 
 
-def test_ctrl_c_keeps_what_was_grown_and_says_so(splits, tmp_path, monkeypatch):
-    interrupt(monkeypatch, 4)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_keeps_what_was_grown_and_says_so(splits, tmp_path, monkeypatch, number):
+    interrupt(monkeypatch, 4, number)
     seen = []
     with pytest.raises(InterruptedRunError, match=r"after 3 of 8 settings.*finished with the best"):
         seen.extend(grow_run(tmp_path / "t", replace(CONFIG, members=Members(count=8, keep=5))))

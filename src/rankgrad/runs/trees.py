@@ -25,6 +25,7 @@ from rankgrad.runs.provenance import versions
 from rankgrad.runs.run import Finished, Started, begin_run, read_for
 from rankgrad.training.config import NATIVE, Config, Data, Model, Train, replaced
 from rankgrad.training.data import unscaled_splits, without_zero_weights
+from rankgrad.training.distributed import Signals
 from rankgrad.training.evaluate import can_choose, mean, measure
 from rankgrad.training.members import folds_of
 from rankgrad.training.precision import threads_and_precision
@@ -66,7 +67,7 @@ def grow_run(folder: Path, config: Config | None = None) -> Iterator[Started | G
     - `folder`: of the run. With a `config` it must be new; without one the run in it, which was interrupted, begins again.
 
     `members.count` settings are tried and the `members.keep` best on validation averaged; with `members.bag` = K each is fitted on
-    K splits of the training and validation queries. Ctrl-C finishes the run with what has been grown, and raises
+    K splits of the training and validation queries. Ctrl-C and SIGTERM finish the run with what has been grown, and raise
     `InterruptedRunError`; a run that has grown nothing yet leaves no folder behind.
     """
     fresh = config is not None
@@ -75,7 +76,8 @@ def grow_run(folder: Path, config: Config | None = None) -> Iterator[Started | G
     started = begin_run(folder, config, None)
     try:
         yield started
-        with threads_and_precision(started.config.train.threads, "float32"):
+        with Signals(folder) as signals, threads_and_precision(started.config.train.threads, "float32"):
+            signals.listen()
             yield from _grow_run(started.folder, started.config)
     except InterruptedRunError:
         raise
@@ -140,9 +142,9 @@ def _grow_run(folder: Path, config: Config) -> Iterator[Grown | Finished]:
             # The others are let go of: each may hold a copy of the train split.
             kept = sorted([*kept, one], key=lambda other: -other.entry["validation"])[: config.members.keep]
             yield Grown(number + 1, count, one.entry["rounds"], value, best_of(tried) is one.entry)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, InterruptedRunError):  # Ctrl-C, SIGTERM
         if not tried:
-            raise
+            raise KeyboardInterrupt from None
         _finish(folder, config, how, splits, kept, tried, time.perf_counter() - started)
         raise InterruptedRunError(
             f"stopped after {len(tried)} of {count} settings; the run in {folder} is finished with the best of them"
