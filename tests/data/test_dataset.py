@@ -7,11 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from rankgrad.data import RankingDataset
-from rankgrad.data import folder as saved_folder
+from rankgrad.data import RankingDataset, folder as saved_folder
 from rankgrad.data.grouping import group_rows
 from rankgrad.data.order import mix, random_keys
 

@@ -15,13 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from rankgrad.data.svmlight import blocks, line, reader
-from rankgrad.data.svmlight import compiled as compiled_reader
-from rankgrad.data.svmlight import matrix as growing_matrix
-from rankgrad.data.svmlight import text as text_files
+from rankgrad.data.svmlight import (
+    blocks,
+    compiled as compiled_reader,
+    line,
+    matrix as growing_matrix,
+    reader,
+    text as text_files,
+)
 from rankgrad.data.svmlight.reader import read_svmlight
 from references import svmlight as reference
 
