@@ -207,7 +207,7 @@ class NeuralRanker(BaseEstimator):
             rows, labels = _documents(self, *given[:2])
             held_out = group_arrays(rows, labels, as_query_ids(given[2], len(rows), "eval_qid"))
             expect_grades(held_out, [config.train.metric])
-        elif config.train.patience is not None and config.members.count == 1:
+        elif config.train.patience is not None and (config.members.count == 1 or config.members.share):
             if len(data) < 2:
                 raise ValueError(
                     "patience needs queries to compare epochs on and there is only one query; expected at least two; "
@@ -216,7 +216,7 @@ class NeuralRanker(BaseEstimator):
             data, held_out = hold_out(data, config.data.validation, config.train.seed)
         scaling = fit_scaling(data, config.data.scaling)
         train_set = scaled(data, scaling)
-        members = config.members.count != 1
+        members = config.members.count != 1 and not config.members.share
         objectives = make_objectives(config, loss)
         _warn_if_nothing_counts(train_set, objectives, config.loss.title)
         if held_out is not None:

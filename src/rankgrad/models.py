@@ -1,4 +1,4 @@
-"""Models that score documents: the context-aware ranker of the NeuralNDCG paper, an MLP, a linear model, and many MLPs at once.
+"""Models that score documents: the context-aware ranker of the NeuralNDCG paper, an MLP, a linear model, and many of them at once.
 
 All are called alike: `model(features [B, L, F], mask [B, L]) -> scores [B, L]`, or [B, L, units] for more than one unit per
 document. mask is True at real documents, None = all are real. Padding may be anywhere and hold anything, NaN included; it
@@ -286,6 +286,121 @@ class Members(nn.Module):
         return chosen
 
 
+class SharedMLP(MLP):
+    """K MLPs that share their weight matrices (TabM, arXiv 2410.24210); what member k has of its own are vectors.
+
+    h <- dropout(relu(((h * r_k) W^T) * s_k + b_k)) for every layer, then a linear output of its own. All vectors start equal but
+    the first r, which are random signs. In training the scores of all members come back, [B, L, K], so that each has a loss
+    of its own; afterwards their mean, [B, L].
+
+    >>> model = SharedMLP(136, members=16)
+    >>> model(torch.zeros(2, 5, 136)).shape, model.eval()(torch.zeros(2, 5, 136)).shape
+    (torch.Size([2, 5, 16]), torch.Size([2, 5]))
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        members: int,
+        hidden: Sequence[int] = (256, 128, 64),
+        dropout: float = 0.0,
+        input_noise: float = 0.0,
+        tanh: bool = False,
+        inputs: str = "features",
+    ) -> None:
+        super().__init__(
+            features,
+            hidden=hidden,
+            dropout=dropout,
+            input_noise=input_noise,
+            units=whole("members", members, 1),
+            tanh=tanh,
+            inputs=inputs,
+        )
+        plain = [layer for layer in self.layers if isinstance(layer, nn.Linear)]
+        self.layers = nn.ModuleList(
+            _SharedLinear(layer, members, signs=number == 0) for number, layer in enumerate(plain)
+        )
+        self.output.reset_parameters()
+
+    def _scored(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        hidden = self.noise(features).expand(self.output.out_features, *features.shape)  # [K, ..., F]
+        for layer in self.layers:
+            hidden = self.dropout(layer(hidden).relu())
+        return _scores_of_members(hidden, mask, self.output, tanh=self.tanh, each=self.training)
+
+    def vectors(self) -> list[nn.Parameter]:
+        """What is no matrix of weights: weight decay leaves it alone."""
+        shared = {id(layer.weight) for layer in self.layers}
+        return [p for p in self.parameters() if id(p) not in shared and p is not self.output.weight]
+
+
+class SharedTransformer(Transformer):
+    """K context-aware rankers that share all but what stands before and after the encoder ("TabM-mini", arXiv 2410.24210).
+
+    Member k multiplies a document's features by a vector of its own, which starts as random signs, and has a linear output
+    of its own; the encoder sees K times as many lists. Scores come back as from `SharedMLP`.
+
+    >>> SharedTransformer(136, members=4).eval()(torch.zeros(2, 5, 136)).shape
+    torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        members: int,
+        width: int = 96,
+        layers: int = 2,
+        heads: int = 1,
+        feedforward: int = 384,
+        dropout: float = 0.1,
+        input_noise: float = 0.0,
+        tanh: bool = False,
+        inputs: str = "features",
+    ) -> None:
+        super().__init__(
+            features,
+            width=width,
+            layers=layers,
+            heads=heads,
+            feedforward=feedforward,
+            dropout=dropout,
+            input_noise=input_noise,
+            units=whole("members", members, 1),
+            tanh=tanh,
+            inputs=inputs,
+        )
+        self.first = nn.Parameter(_signs(members, self.input.in_features))
+        self.output.reset_parameters()
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores [B, L, K] in training, their mean [B, L] afterwards."""
+        features = _inputs(_clean(features, mask, self.features, self.input.weight.dtype), mask, self.inputs)
+        members = len(self.first)
+        keys = None
+        if mask is not None:
+            keys = (mask | ~mask.any(-1, keepdim=True))[:, None, None, :].repeat(members, 1, 1, 1)  # [K * B, 1, 1, L]
+        hidden = self._encode((features * self.first[:, None, None]).flatten(0, 1), keys).unflatten(0, (members, -1))
+        return _scores_of_members(hidden, mask, self.output, tanh=self.tanh, each=self.training)
+
+    def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
+        """The same of packed lists: features [T, F] -> [T, K] or [T]."""
+        features = _clean(features[None], None, self.features, self.input.weight.dtype)[0]
+        features = _packed_inputs(features, lists.offsets, self.inputs)
+        members, rows = len(self.first), len(features)
+        begins = rows * torch.arange(members, dtype=lists.offsets.dtype, device=features.device)
+        offsets = torch.cat([(lists.offsets[:-1] + begins[:, None]).flatten(), lists.offsets[-1:] + begins[-1]])
+        hidden = self._encode((features * self.first[:, None]).flatten(0, 1), lists._replace(offsets=offsets))
+        hidden = hidden.unflatten(0, (members, rows))
+        return _scores_of_members(hidden, None, self.output, tanh=self.tanh, each=self.training)
+
+    def vectors(self) -> list[nn.Parameter]:
+        """What is no matrix of weights: weight decay leaves it alone."""
+        return [p for p in self.parameters() if p.dim() == 1 or p is self.first]
+
+
 class AveragedMembers(nn.Module):
     """One ranker of many members: the mean of their scores, standardised within each list."""
 
@@ -382,6 +497,23 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
 
+class _SharedLinear(nn.Module):
+    """((x * r_k) W^T) * s_k + b_k for member k: [K, ..., before] -> [K, ..., after]."""
+
+    def __init__(self, layer: nn.Linear, members: int, *, signs: bool) -> None:
+        super().__init__()
+        layer.reset_parameters()  # as TabM starts: uniform within 1 / sqrt(before)
+        before, after = layer.in_features, layer.out_features
+        self.weight = layer.weight
+        self.r = nn.Parameter(_signs(members, before) if signs else torch.ones(members, before))
+        self.s = nn.Parameter(torch.ones(members, after))
+        self.bias = nn.Parameter(layer.bias.detach().repeat(members, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        r, s, bias = (v.view(len(v), *[1] * (x.dim() - 2), -1) for v in (self.r, self.s, self.bias))
+        return functional.linear(x * r, self.weight) * s + bias
+
+
 class _Attention(nn.Module):
     """Every document of a list attends to every real one: softmax(Q K^T / sqrt(width / heads)) V, per head.
 
@@ -458,6 +590,21 @@ def _score(hidden: Tensor, mask: Tensor | None, output: nn.Linear, tanh: bool) -
     scores = scores.tanh() if tanh else scores
     scores = scores if mask is None else scores.masked_fill(~mask[..., None], 0.0)
     return scores.squeeze(-1) if output.out_features == 1 else scores
+
+
+def _scores_of_members(hidden: Tensor, mask: Tensor | None, output: nn.Linear, *, tanh: bool, each: bool) -> Tensor:
+    """Member k's output is row k of the linear layer: [K, ..., d] -> scores [..., K] of each, or their mean [...]."""
+    device = hidden.device.type
+    with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
+        scores = torch.einsum("k...d,kd->...k", hidden.to(output.weight.dtype), output.weight) + output.bias
+    scores = scores.tanh() if tanh else scores
+    scores = scores if mask is None else scores.masked_fill(~mask[..., None], 0.0)
+    return scores if each else scores.mean(-1)
+
+
+def _signs(*shape: int) -> Tensor:
+    """1 or -1 at random."""
+    return 2.0 * torch.randint(2, shape) - 1
 
 
 def _glorot(model: nn.Module) -> None:

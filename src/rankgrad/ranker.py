@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling
 from rankgrad.files import load_tensors, save_tensors
-from rankgrad.training.build import OwnLoss, losses_of, make_averaged, make_device, make_model
+from rankgrad.models import ranking_scores
+from rankgrad.training.build import OwnLoss, losses_of, make_averaged, make_device, make_scorer
 from rankgrad.training.config import Config, dumps, loads
 from rankgrad.training.data import scaled
 from rankgrad.training.evaluate import evaluate, score
@@ -27,9 +28,8 @@ class Ranker:
     """Scores raw documents.
 
     >>> from rankgrad.data import synthetic, fit_scaling
-    >>> from rankgrad.training.config import Model
     >>> lists = synthetic("tiny")
-    >>> model = make_model(Model(), 136, 1, tanh=True)
+    >>> model = make_scorer(Config(), 136, 1, tanh=True)
     >>> ranker = Ranker.of(model, fit_scaling(lists), Config(), lists, torch.device("cpu"))
     >>> ranker.score(lists.features[:10], sizes=[4, 6]).shape
     (10,)
@@ -76,6 +76,10 @@ class Ranker:
         lengths = lengths[lengths > 0]
         if not len(lengths):
             return np.empty(0, np.float32)
+        if len(lengths) == 1:  # one request of a service: no dataset is made of it
+            with torch.no_grad():
+                output = self.model(torch.from_numpy(self.scaling.apply(rows)).to(self.device)[None])
+                return ranking_scores(output.float(), self.units)[0].cpu().numpy()
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         return self.score_lists(RankingDataset(rows, np.zeros(len(rows), np.float32), offsets, np.arange(len(lengths))))
 
@@ -138,7 +142,7 @@ class Ranker:
             model = make_averaged(config, scaling.columns, len(weights["members.weights"]))
         else:
             with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
-                model = make_model(config.model, scaling.columns, units, tanh=tanh)
+                model = make_scorer(config, scaling.columns, units, tanh=tanh)
         try:
             model.load_state_dict(weights)
         except RuntimeError:

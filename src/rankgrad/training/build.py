@@ -19,7 +19,17 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import KINDS
 from rankgrad.losses import LOSS_TABLE, LOSSES, LossSpec
 from rankgrad.metrics import parse_metric
-from rankgrad.models import INPUTS, MLP, MODELS, AveragedMembers, Linear, Members, Transformer
+from rankgrad.models import (
+    INPUTS,
+    MLP,
+    MODELS,
+    AveragedMembers,
+    Linear,
+    Members,
+    SharedMLP,
+    SharedTransformer,
+    Transformer,
+)
 from rankgrad.training.config import TREES, Config, Model, Optimiser, Train, checked_types
 from rankgrad.training.execution import CHOICES
 from rankgrad.training.members import MemberState
@@ -28,6 +38,7 @@ from rankgrad.training.state import OPTIMISERS, SCHEDULES, TrainState, make_opti
 from rankgrad.training.step import Objective
 
 FEWEST_TO_BAG = 10  # queries: fewer cannot choose anything
+SHARING = 16  # members that share their weights, where their number is left to the data
 
 OwnLoss = LossSpec | Callable[..., Tensor] | None  # a caller's own, None: that of the configuration's name
 
@@ -86,7 +97,25 @@ def _cutoff(spec: LossSpec, text: str) -> dict[str, Any]:
 
 def make_objectives(config: Config, loss: OwnLoss = None) -> dict[str, Objective]:
     """The losses of a configuration: one value per list, unchecked (the loop has its own policy for bad numbers)."""
-    return {name: _make_objective(spec, options) for name, (spec, options) in losses_of(config, loss).items()}
+    made = {name: _make_objective(spec, options) for name, (spec, options) in losses_of(config, loss).items()}
+    return {name: _mean_over_members(own) for name, own in made.items()} if shares_weights(config) else made
+
+
+def shares_weights(config: Config) -> bool:
+    """Whether members are one network with vectors of their own, which trains as one model does."""
+    return config.members.share and config.members.count != 1
+
+
+def _mean_over_members(objective: Objective) -> Objective:
+    """The same for scores [B, L, K] of members: each has its own loss, and their mean is a list's."""
+
+    def values(scores: Tensor, labels: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+        scores = scores[..., None] if scores.dim() == labels.dim() else scores
+        of_members = scores.movedim(-1, 0)  # [K, B, L]
+        like = of_members.shape
+        return objective.values(of_members, labels.expand(like), mask.expand(like), generator).mean(0)
+
+    return objective._replace(values=values)
 
 
 def _make_objective(spec: LossSpec, options: dict[str, Any]) -> Objective:
@@ -134,6 +163,8 @@ def fit_to_data(config: Config, data: RankingDataset, device: torch.device, *, v
     batch_size = settings.batch_size or (16 if queries < 1_000 else 32 if queries < 5_000 else 64)
     epochs = settings.epochs or (60 if queries < 5_000 else 30 if queries < 15_000 else 20)
     count = members.count
+    if count == 0 and members.share:
+        count = SHARING
     if count == 0:
         most, affordable = (64, 2e10) if device.type == "cuda" else (16, 3e8)
         sizes = [INPUTS[config.model.inputs] * data.features.shape[1], *config.model.hidden, 1]
@@ -154,10 +185,10 @@ def make_state(
 ) -> TrainState | MemberState:
     """What is trained on lists like `data`, at its start; one model draws its weights from torch's global generator."""
     specs = [spec for spec, _ in losses_of(config, loss).values()]
-    if config.members.count > 1 and not config.members.share:
+    if config.members.count > 1 and not shares_weights(config):
         return MemberState.build(config, data, [spec.tanh for spec in specs], device)
     units = specs[0].units(int(data.labels.max()))
-    model = make_model(config.model, data.features.shape[1], units, tanh=specs[0].tanh).to(device)
+    model = make_scorer(config, data.features.shape[1], units, tanh=specs[0].tanh).to(device)
     return TrainState(model, make_optimiser(model, config.optimiser))
 
 
@@ -191,6 +222,36 @@ def make_model(settings: Model, features: int, units: int, *, tanh: bool) -> nn.
     return Linear(features, input_noise=settings.input_noise, units=units, tanh=tanh, inputs=settings.inputs)
 
 
+def make_scorer(config: Config, features: int, units: int, *, tanh: bool) -> nn.Module:
+    """The one network of a configuration; its members, if it has any, share it."""
+    settings = config.model
+    if not shares_weights(config):
+        return make_model(settings, features, units, tanh=tanh)
+    tanh = tanh if settings.tanh is None else settings.tanh
+    if settings.kind == "mlp":
+        return SharedMLP(
+            features,
+            members=config.members.count,
+            hidden=settings.hidden,
+            dropout=settings.dropout,
+            input_noise=settings.input_noise,
+            tanh=tanh,
+            inputs=settings.inputs,
+        )
+    return SharedTransformer(
+        features,
+        members=config.members.count,
+        width=settings.width,
+        layers=settings.layers,
+        heads=settings.heads,
+        feedforward=settings.feedforward,
+        dropout=settings.dropout,
+        input_noise=settings.input_noise,
+        tanh=tanh,
+        inputs=settings.inputs,
+    )
+
+
 def make_averaged(config: Config, features: int, members: int) -> AveragedMembers:
     """The average of some members, to be given their weights."""
     hidden = config.model.hidden if config.model.kind == "mlp" else ()
@@ -221,6 +282,8 @@ def validate(config: Config, loss: OwnLoss = None) -> Config:
         make_objectives(config, loss)
         _check_model(config.model)
         _check_members(config, loss)
+        if shares_weights(config) and config.members.bag == 0:
+            config = dataclasses.replace(config, members=dataclasses.replace(config.members, bag=1))
     _check_optimiser(config.optimiser)
     settings = config.train
     _check_train(settings)
@@ -269,7 +332,9 @@ def _check_members(config: Config, loss: OwnLoss) -> None:
         if members.bag != 1:
             raise ValueError("members.bag needs members to bag; expected members.count above 1")
         return
-    if config.model.kind not in ("mlp", "linear"):
+    if members.share:
+        _check_sharing(config)
+    elif config.model.kind not in ("mlp", "linear"):
         raise ValueError(
             f"members with weights of their own are of kind mlp or linear, got model.kind = {config.model.kind!r}; choose one of "
             "these, or members.share = true"
@@ -286,6 +351,23 @@ def _check_members(config: Config, loss: OwnLoss) -> None:
                 f"the loss {spec.name} with samples draws noise for all members together, and a member would depend on the "
                 "others; leave samples out, or train one network with members.count = 1"
             )
+
+
+def _check_sharing(config: Config) -> None:
+    if config.model.kind not in ("mlp", "transformer"):
+        raise ValueError(
+            f"members.share = true is for model.kind mlp and transformer, got {config.model.kind!r}; choose one of these"
+        )
+    if len(config.loss.names) > 1:
+        raise ValueError(
+            f"loss.name names {len(config.loss.names)} losses and members that share their weights learn from one; name one, "
+            "such as query_rmse"
+        )
+    if config.members.bag > 1:
+        raise ValueError(
+            "members.bag holds queries out of a member's own weights, and members.share = true has one set of weights for all; "
+            "leave one out"
+        )
 
 
 def _check_optimiser(settings: Optimiser) -> None:

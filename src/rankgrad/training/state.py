@@ -17,7 +17,7 @@ from rankgrad import kernels
 from rankgrad.checks import one_of
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.metrics import parse_metric
-from rankgrad.models import bf16_twin
+from rankgrad.models import SharedMLP, SharedTransformer, bf16_twin
 from rankgrad.training import distributed
 from rankgrad.training.config import Config, Optimiser, Train
 from rankgrad.training.evaluate import can_choose, evaluate, mean
@@ -200,10 +200,18 @@ class TrainState:
 
 
 def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.Optimizer:
-    """Adam or AdamW; fused, because the fused step can refuse itself on the device."""
+    """Adam or AdamW; fused, because the fused step can refuse itself on the device. Vectors of members do not decay."""
     kind = OPTIMISERS[one_of("optimiser.name", settings.name, OPTIMISERS)]
     on_gpu = next(model.parameters()).is_cuda
-    return kind(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True, capturable=on_gpu)
+    groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
+    if isinstance(model, SharedMLP | SharedTransformer):
+        vectors = model.vectors()
+        free = {id(parameter) for parameter in vectors}
+        groups = [
+            {"params": [p for p in model.parameters() if id(p) not in free]},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+    return kind(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True, capturable=on_gpu)
 
 
 def learning_rate(settings: Optimiser, progress: Progress, steps: int, epochs: int) -> float:
