@@ -6,7 +6,20 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rankgrad.models import MLP, MODELS, Linear, PackedLayout, Transformer, bf16_twin, ranking_scores
+from rankgrad.models import (
+    MLP,
+    MODELS,
+    Linear,
+    Members,
+    PackedLayout,
+    SharedMLP,
+    SharedTransformer,
+    Transformer,
+    bf16_twin,
+    ranking_scores,
+    standardised,
+)
+from rankgrad.runs.averaging import mean_of_standardised
 
 FEATURES = 5
 LENGTHS = (7, 3, 10, 1, 0, 5)
@@ -524,3 +537,214 @@ def test_a_bf16_twin_shares_what_is_not_rounded(kind):
         else:
             assert its is own
     assert bf16_twin(torch.nn.Sequential(torch.nn.Linear(7, 1))) is None
+
+
+# --- many at once ------------------------------------------------------------------------------------------------------
+
+SHARED = {
+    "mlp": lambda **options: SharedMLP(FEATURES, hidden=(8, 6), **options),
+    "transformer": lambda **options: SharedTransformer(FEATURES, width=12, heads=3, feedforward=20, **options),
+}
+every_shared = pytest.mark.parametrize("name", SHARED)
+
+
+def make_shared(name, **options):
+    """Members in float64, without dropout unless asked for, whose vectors all differ."""
+    torch.manual_seed(0)
+    model = SHARED[name](**{"members": 3, "dropout": 0.0, **options}).double()
+    with torch.no_grad():
+        for parameter in model.vectors():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def packed(features, mask):
+    """The same lists end to end, and where they are."""
+    ends = torch.cat([torch.zeros(1), mask.sum(1).cumsum(0)]).int()
+    return features[mask], PackedLayout(ends, int(mask.sum(1).max()))
+
+
+def test_one_sharing_member_with_vectors_of_ones_is_the_plain_mlp():
+    shared, plain = make_shared("mlp", members=1).eval(), make("mlp")
+    with torch.no_grad():
+        for ours, theirs in zip(shared.layers, plain.layers):
+            ours.r.fill_(1)
+            ours.s.fill_(1)
+            ours.weight.copy_(theirs.weight)
+            ours.bias[0] = theirs.bias
+        shared.output.load_state_dict(plain.output.state_dict())
+    torch.testing.assert_close(shared(*batch()), plain(*batch()), atol=1e-12, rtol=0)
+
+
+def test_one_sharing_transformer_with_a_vector_of_ones_is_the_plain_one():
+    shared, plain = make_shared("transformer", members=1).eval(), make("transformer")
+    shared.load_state_dict({**plain.state_dict(), "first": torch.ones(1, FEATURES)})
+    torch.testing.assert_close(shared(*batch()), plain(*batch()), atol=1e-12, rtol=0)
+
+
+def test_sharing_members_are_what_their_formula_says():
+    model = make_shared("mlp", tanh=True)
+    features, mask = batch()
+    scores = model(features, mask)
+    for member in range(3):
+        hidden = features[mask]
+        for layer in model.layers:
+            hidden = ((hidden * layer.r[member]) @ layer.weight.T * layer.s[member] + layer.bias[member]).relu()
+        expected = (hidden @ model.output.weight[member] + model.output.bias[member]).tanh()
+        torch.testing.assert_close(scores[mask][:, member], expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(model.eval()(features, mask), scores.mean(-1), atol=1e-12, rtol=0)
+
+
+def test_sharing_transformers_are_what_their_formula_says():
+    model = make_shared("transformer")
+    plain = make("transformer")
+    features, mask = batch()
+    scores = model(features, mask)
+    for member in range(3):
+        state = {name: value for name, value in model.state_dict().items() if name != "first"}
+        state |= {f"output.{part}": state[f"output.{part}"][member : member + 1] for part in ("weight", "bias")}
+        plain.load_state_dict(state)
+        torch.testing.assert_close(scores[..., member], plain(features * model.first[member], mask), atol=1e-12, rtol=0)
+
+
+@every_shared
+def test_sharing_members_start_apart_by_signs_alone(name):
+    model = SHARED[name](members=8)
+    first = model.layers[0].r if name == "mlp" else model.first
+    assert set(first.unique().tolist()) == {-1.0, 1.0}
+    if name == "mlp":
+        for layer in model.layers:
+            assert (layer.s == 1).all()
+            assert (layer.bias == layer.bias[:1]).all()
+            assert layer.weight.abs().max() <= layer.weight.shape[1] ** -0.5
+        assert (model.layers[1].r == 1).all()
+    assert len({tuple(row) for row in model.output.weight.tolist()}) == 8
+
+
+@every_shared
+@pytest.mark.parametrize("inputs", ["features", "list"])
+@pytest.mark.parametrize("training", [True, False])
+def test_sharing_members_of_packed_lists_are_those_of_padded_ones(name, inputs, training):
+    model = make_shared(name, inputs=inputs).train(training)
+    features, mask = batch()
+    torch.testing.assert_close(model.packed(*packed(features, mask)), model(features, mask)[mask], atol=1e-12, rtol=0)
+
+
+@every_shared
+def test_gradients_of_sharing_members(name):
+    model = make_shared(name)
+    features, mask = batch(width=4, lengths=(3, 2), poison=0.0)
+    names, values = zip(*model.named_parameters())
+
+    def scores(*parameters):
+        return torch.func.functional_call(model, dict(zip(names, parameters)), (features, mask))
+
+    assert torch.autograd.gradcheck(scores, values, fast_mode=True)
+
+
+@every_shared
+def test_vectors_and_biases_of_sharing_members_do_not_decay(name):
+    model = make_shared(name)
+    free = {id(parameter) for parameter in model.vectors()}
+    decaying = {key for key, parameter in model.named_parameters() if id(parameter) not in free}
+    assert all(key.endswith("weight") for key in decaying)
+    assert "output.weight" in decaying
+    assert not any(key.endswith(("r", "s", "first", "bias")) or "norm" in key for key in decaying)
+
+
+def make_members(inputs="features", **options):
+    return Members(FEATURES, ids=[3, 8], hidden=(8, 6), inputs=inputs, **options).double()
+
+
+@pytest.mark.parametrize("inputs", ["features", "list"])
+def test_members_are_mlps_side_by_side(inputs):
+    model, plain = make_members(inputs, scale=[0.0, 2.0]).eval(), MLP(FEATURES, hidden=(8, 6), inputs=inputs).double()
+    scores = model(*batch())
+    for member in range(2):
+        parts = iter(model.weights[member].split(model.sizes))
+        with torch.no_grad():
+            for layer in [*plain.layers, plain.output]:
+                layer.weight.copy_(next(parts).view(layer.weight.shape[::-1]).T)
+                layer.bias.copy_(next(parts))
+        expected = plain(*batch())
+        torch.testing.assert_close(scores[member], 2 * expected.tanh() if member else expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("inputs", ["features", "list"])
+def test_members_of_packed_lists_are_those_of_padded_ones(inputs):
+    model, (features, mask) = make_members(inputs), batch()
+    torch.testing.assert_close(
+        model.packed(*packed(features, mask)), model(features, mask)[:, mask], atol=1e-12, rtol=0
+    )
+
+
+def test_a_member_begins_where_its_number_says():
+    two, one = make_members(), Members(FEATURES, ids=[8], hidden=(8, 6)).double()
+    assert torch.equal(two.weights[1], one.weights[0])
+    assert not torch.equal(two.weights[0], two.weights[1])
+    assert not torch.equal(one.weights, Members(FEATURES, ids=[8], hidden=(8, 6), seed=1).double().weights)
+
+
+def test_some_members_are_the_members_they_were():
+    model = make_members(scale=[0.0, 2.0], dropout=[0.1, 0.5]).eval()
+    torch.testing.assert_close(model.select([1])(*batch()), model(*batch())[1:], atol=0, rtol=0)
+
+
+def test_dropout_of_a_member_is_its_own_and_keeps_the_mean():
+    model = Members(FEATURES, ids=range(3), hidden=(256,), dropout=[0.0, 0.25, 0.5]).train()
+    model.seeds = torch.arange(12, dtype=torch.int32).view(3, 2, 2)
+    kept = model._dropped(torch.ones(3, 500, 256), 0)
+    for row, share in zip(kept, (0.0, 0.25, 0.5)):
+        assert row.unique().tolist() == pytest.approx([1.0] if share == 0 else [0.0, 1 / (1 - share)])
+        assert row.mean().item() == pytest.approx(1, abs=0.01)
+    alone = model.select([2]).train()
+    alone.seeds = model.seeds[2:]
+    assert torch.equal(alone._dropped(torch.ones(1, 500, 256), 0)[0], kept[2])
+    assert torch.equal(model.eval()._dropped(kept, 0), kept)
+
+
+@every_model
+def test_where_a_feature_stands_within_its_list(name):
+    model = make(name, inputs="list")
+    seen = []
+    first = {"transformer": "input", "mlp": "layers.0", "linear": "output"}[name]
+    model.get_submodule(first).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    features, mask = batch()
+    features[:, :, 1] = 7.0  # constant in every list
+    features[~mask] = math.nan
+    model(features, mask)
+    inputs = seen[0].unflatten(0, mask.shape) if seen[0].dim() == 2 else seen[0]
+    for row, real in enumerate(mask):
+        x = features[row, real]
+        if not len(x):
+            continue
+        spread = x.std(0, correction=0)
+        expected = torch.where(spread > 1e-6, (x - x.mean(0)) / spread.clamp(min=1e-6), 0.0)
+        torch.testing.assert_close(inputs[row, real, :FEATURES], x)
+        torch.testing.assert_close(inputs[row, real, FEATURES:], expected, atol=1e-9, rtol=0)
+        if len(x) == 1:
+            assert not inputs[row, real, FEATURES:].any()
+
+
+@every_model
+def test_packed_lists_know_where_a_feature_stands_too(name):
+    model, (features, mask) = make(name, inputs="list"), batch()
+    torch.testing.assert_close(model.packed(*packed(features, mask)), model(features, mask)[mask], atol=1e-9, rtol=0)
+
+
+def test_standardised_scores_are_those_that_runs_are_averaged_by():
+    draw = torch.Generator().manual_seed(0)
+    scores = (
+        torch.randn(3, len(LENGTHS), 12, generator=draw, dtype=torch.float64)
+        * torch.tensor([1e-150, 1.0, 1e150], dtype=torch.float64)[:, None, None]
+    )
+    mask = torch.arange(12) < torch.tensor(LENGTHS)[:, None]
+    scores[:, 1] = 5.0  # all equal
+    scores = scores.masked_fill(~mask, math.nan)
+    found = standardised(scores, mask)
+    lists = [row for row, n in enumerate(LENGTHS) if n]
+    offsets = [0, *torch.tensor([LENGTHS[row] for row in lists]).cumsum(0).tolist()]
+    for member in range(3):
+        expected = mean_of_standardised([scores[member][mask].numpy()], offsets)
+        assert found[member][mask].tolist() == pytest.approx(expected.tolist(), abs=1e-9)
+    assert not found[:, ~mask].any()

@@ -176,9 +176,9 @@ def test_the_first_process_may_die_too(single, tmp_path):
 
 def spoil_one_list():
     """NaN scores in one list, which one process has."""
-    from rankgrad import ranker
+    from rankgrad.training import build
 
-    original = ranker.make_model
+    original = build.make_model
 
     def make_model(*arguments, **options):
         model = original(*arguments, **options)
@@ -196,7 +196,7 @@ def spoil_one_list():
         model.register_forward_hook(spoil)
         return model
 
-    ranker.make_model = make_model
+    build.make_model = make_model
 
 
 def test_a_bad_list_of_one_process_is_refused_by_all_and_named_by_all(tmp_path):

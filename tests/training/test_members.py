@@ -20,7 +20,7 @@ from rankgrad.losses import LOSSES
 from rankgrad.metrics import ndcg
 from rankgrad.models import Members
 from rankgrad.runs.folder import read_config, read_per_query
-from rankgrad.runs.run import Epoch, Finished, Step, train_run
+from rankgrad.runs.run import Epoch, Finished, Run, Step, train_run
 from rankgrad.training.build import fit_to_data, losses_of, make_objectives, make_state, validate
 from rankgrad.training.config import (
     Config,
@@ -424,8 +424,6 @@ def test_the_report_says_what_was_kept_and_why(whole):
 
 
 def test_a_saved_run_scores_as_its_report_says(whole):
-    from rankgrad.runs.run import Run
-
     run = Run.open(whole, "cpu")
     values = run.evaluate(synthetic("tiny", "test"), ("ndcg@10",))["ndcg@10"]
     report = json.loads((whole / "report.json").read_text())
@@ -526,3 +524,91 @@ def test_more_processes_than_members_are_refused(tmp_path):
 
 def test_names_of_members_are_as_many_as_their_rows():
     assert len(Members(3, ids=[4, 9], hidden=(2,)).weights) == 2
+
+
+# --- members that share their weights ----------------------------------------------------------------------------------
+
+
+SHARED = {
+    kind: dataclasses.replace(
+        MEMBERS,
+        model=Model(kind=kind, hidden=(8,), width=8, layers=1, feedforward=8, dropout=0.2, inputs="list"),
+        loss=Loss("query_rmse"),
+        members=MemberSettings(count=3, share=True),
+    )
+    for kind in ("mlp", "transformer")
+}
+every_shared = pytest.mark.parametrize("kind", SHARED)
+
+
+@every_shared
+def test_the_loss_of_sharing_members_is_the_mean_of_theirs(kind):
+    config = SHARED[kind]
+    model = make_state(config, TRAIN, CPU).model
+    batch = padded(VALI)
+    output = model(batch.features, batch.mask)
+    assert output.shape == (*batch.mask.shape, 3)
+    objective = make_objectives(config)["query_rmse"]
+    found = objective.values(output, batch.labels, batch.mask, torch.Generator())
+    each = [LOSSES["query_rmse"](output[..., k], batch.labels, batch.mask, reduction="none") for k in range(3)]
+    torch.testing.assert_close(found, torch.stack(each).mean(0))
+
+
+@every_shared
+def test_sharing_members_learn_are_kept_in_one_file_and_resumed_to_the_bit(kind, tmp_path):
+    config = SHARED[kind]
+    whole = finished(tmp_path / "whole", config)
+    assert whole["selection"] == "best epoch by validation"
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "whole" / "history.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
+    run = train_run(tmp_path / "run", config)
+    for _ in range(7):
+        next(run)
+    run.close()
+    assert finished(tmp_path / "run")["metrics"] == whole["metrics"]
+    assert same(artefact(tmp_path / "run"), artefact(tmp_path / "whole"))
+    values = Run.open(tmp_path / "run", "cpu").evaluate(synthetic("tiny", "test"), ("map",))["map"]
+    assert np.nan_to_num(values).mean() == pytest.approx(whole["metrics"]["test"]["map"]["empty=0"])
+
+
+@every_shared
+def test_sharing_members_learn_the_same_from_packed_lists(kind, tmp_path):
+    config = dataclasses.replace(SHARED[kind], model=dataclasses.replace(SHARED[kind].model, dropout=0.0))
+    padded_run, packed_run = (
+        finished(tmp_path / str(pack), with_(config, pack=pack, epochs=2))["metrics"] for pack in (False, True)
+    )
+    for split, metrics in padded_run.items():
+        for name in metrics:
+            assert packed_run[split][name] == pytest.approx(metrics[name], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_several_processes_train_the_sharing_members_of_one(tmp_path):
+    config = dataclasses.replace(SHARED["mlp"], model=dataclasses.replace(SHARED["mlp"].model, dropout=0.0))
+    group = children.group(children.train, 2, tmp_path / "two", None, config)
+    assert [children.code(process) for process in group] == [0, 0]
+    finished(tmp_path / "one", config)
+    ours, theirs = artefact(tmp_path / "two"), artefact(tmp_path / "one")
+    for name in set(theirs) - {"model.output.bias"}:  # whose gradient is rounding alone: the loss does not see a shift
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-4, rtol=0)
+
+
+def test_sixteen_share_where_nothing_else_is_said_and_nothing_is_bagged():
+    config = configure("synthetic:tiny", {"loss.name": "query_rmse"}, ["members.share=true"])
+    fitted = fit_to_data(validate(config), lists(100), CPU, validated=False).members
+    assert (fitted.count, fitted.bag) == (16, 1)
+
+
+SHARED_REFUSED = {
+    "several losses": (dataclasses.replace(SHARED["mlp"], loss=Loss(LOSS_NAMES)), "4 losses.*learn from one"),
+    "folds": (with_(SHARED["mlp"], bag=2), "members.bag.*members.share"),
+    "a linear model": (dataclasses.replace(SHARED["mlp"], model=Model(kind="linear")), "mlp and transformer.*linear"),
+    "several outputs": (dataclasses.replace(SHARED["mlp"], loss=Loss("ordinal")), "ordinal.*several outputs"),
+}
+
+
+@pytest.mark.parametrize("case", SHARED_REFUSED)
+def test_what_sharing_members_cannot_do_is_refused(case):
+    config, message = SHARED_REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        validate(config)
