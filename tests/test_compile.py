@@ -130,7 +130,7 @@ def test_exported_with_lists_of_any_length(name):
             return function_of(name)(*given)
 
     given, eager = inputs(name), function_of(name)
-    lists, length = torch.export.Dim("lists", max=4096), torch.export.Dim("length", max=4096)
+    lists, length = torch.export.Dim("lists", min=2, max=4096), torch.export.Dim("length", min=3, max=4096)
     shapes = (tuple({0: lists, 1: length} for _ in given),)
     for strict in (False, True):
         program = torch.export.export(Module(), given, dynamic_shapes=shapes, strict=strict).module()

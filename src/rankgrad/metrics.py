@@ -135,7 +135,7 @@ def err(
     k, max_label = cutoff(k), positive("max_label", max_label)
     lists = prepare(scores, labels, mask, check)
     chances = stop_chances(lists.labels, lists.mask, max_label)
-    value = cascade(chances.gather(-1, order_by_score(lists.scores, lists.mask)), k)
+    value = cascade(chances.gather(-1, order_by_score(lists.scores, lists.padding)), k)
     return _finish(value, lists, (lists.labels > 0).any(-1), empty)
 
 
@@ -259,12 +259,12 @@ def _ranked_relevance(
     threshold = positive("threshold", threshold)
     lists = prepare(scores, labels, mask, check)
     relevant = lists.labels >= threshold  # labels are 0 under the padding
-    hits = relevant.gather(-1, order_by_score(lists.scores, lists.mask)).double()
+    hits = relevant.gather(-1, order_by_score(lists.scores, lists.padding)).double()
     return lists, hits, relevant.sum(-1)
 
 
 def _dcg(lists: Lists, gain_values: Tensor, k: int | None) -> Tensor:
-    ranked = gain_values.gather(-1, order_by_score(lists.scores, lists.mask))
+    ranked = gain_values.gather(-1, order_by_score(lists.scores, lists.padding))
     return (ranked * discounts(ranked.shape[-1], k, ranked.device)).sum(-1)
 
 

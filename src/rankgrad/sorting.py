@@ -45,7 +45,7 @@ def neural_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0)
     """
     tau = positive("tau", tau)
     clean, mask, valid = _clean(scores, mask)
-    order = order_by_score(clean, mask)
+    order = order_by_score(clean, ~mask)
     ordered = clean.gather(-1, order)  # [..., L], best first, padding last
     length = ordered.shape[-1]
     counts = mask.sum(-1).reshape(-1)
@@ -63,7 +63,7 @@ def soft_sort(scores: Tensor, mask: Tensor | None = None, *, tau: float = 1.0) -
     """
     tau = positive("tau", tau)
     clean, mask, valid = _clean(scores, mask)
-    order = order_by_score(clean, mask)
+    order = order_by_score(clean, ~mask)
     ordered = clean.gather(-1, order)
     distance = (ordered[..., :, None] - clean[..., None, :]).abs() / tau  # [..., L, L]
     rows = mask.gather(-1, order)[..., :, None]
@@ -148,7 +148,7 @@ def sort_values(
     `rankgrad.core.lists.prepare`: clean under the padding. The gradient flows to the scores alone. `backend` is "torch" or "triton", as
     `rankgrad.kernels.choose` says.
     """
-    order = order_by_score(scores, mask)
+    order = order_by_score(scores, ~mask)
     ordered = scores.gather(-1, order)
     by_column = values.expand_as(scores) if transposed else values.gather(-1, order)
     length = scores.shape[-1]

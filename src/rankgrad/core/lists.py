@@ -25,6 +25,7 @@ class Lists(NamedTuple):
     scores: Tensor  # [..., L] ([..., L, K] for several units), float32 or float64
     labels: Tensor  # [..., L] float64, so that whole numbers and powers of two stay exact
     mask: Tensor  # [..., L] bool, True = a real document
+    padding: Tensor  # [..., L] bool, the opposite
     valid: (
         Tensor | None
     )  # [...] bool, False where a value is bad: the result is NaN; None: all were checked and are good
@@ -92,7 +93,10 @@ def prepare(
     if weights is not None:
         weights = _recordable(weights.detach()).to(wide.dtype)
     if checks_values:
-        lists = _kept(wide, labels, weights, mask, units) if masked else Lists(wide, labels, mask, None, weights)
+        if masked:
+            lists = _without(~mask, wide, labels, mask, weights, units)
+        else:
+            lists = Lists(wide, labels, mask, torch.zeros_like(mask), None, weights)
         largest = _largest_score(lists, gain)
         if largest is None:
             _refuse(wide, labels, weights, mask, gain)
@@ -103,9 +107,9 @@ def prepare(
     usable = mask & (good_scores.all(-1) if units else good_scores) & _is_amount(labels)
     if weights is not None:
         usable = usable & _is_amount(weights)
-    lists = _kept(wide, labels, weights, usable, units)
+    lists = _without(~usable, wide, labels, mask, weights, units)
     return lists._replace(
-        scores=_summable(lists.scores) if sums else lists.scores, mask=mask, valid=(usable == mask).all(-1)
+        scores=_summable(lists.scores) if sums else lists.scores, padding=~mask, valid=(usable == mask).all(-1)
     )
 
 
@@ -148,19 +152,19 @@ def poison(values: Tensor, lists: Lists) -> Tensor:
     return values if lists.valid is None else values * torch.where(lists.valid, 1.0, math.nan).to(values.dtype)
 
 
-def order_by_score(scores: Tensor, mask: Tensor) -> Tensor:
+def order_by_score(scores: Tensor, padding: Tensor) -> Tensor:
     """Documents from best to worst, [..., L] int64: ties keep the input order, padding comes last."""
-    return scores.detach().masked_fill(~mask, -math.inf).argsort(dim=-1, descending=True, stable=True)
+    return scores.detach().masked_fill(padding, -math.inf).argsort(dim=-1, descending=True, stable=True)
 
 
-def ranks_by_score(scores: Tensor, mask: Tensor) -> Tensor:
+def ranks_by_score(scores: Tensor, padding: Tensor) -> Tensor:
     """The rank of each document, from 1, [..., L] int64; padding ranks after every document."""
-    return inverse(order_by_score(scores, mask)) + 1
+    return inverse(order_by_score(scores, padding)) + 1
 
 
-def log_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+def log_softmax(scores: Tensor, padding: Tensor) -> Tensor:
     """Log softmax over the real documents, [..., L]; finite but meaningless under the padding."""
-    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min / 2).log_softmax(-1)
+    return scores.masked_fill(padding, torch.finfo(scores.dtype).min / 2).log_softmax(-1)
 
 
 def inverse(order: Tensor) -> Tensor:
@@ -169,14 +173,17 @@ def inverse(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter(-1, order, positions)
 
 
-def _kept(scores: Tensor, labels: Tensor, weights: Tensor | None, kept: Tensor, units: bool) -> Lists:
-    """The same with zeros where documents are not kept."""
+def _without(
+    dropped: Tensor, scores: Tensor, labels: Tensor, mask: Tensor, weights: Tensor | None, units: bool
+) -> Lists:
+    """The lists with zeros at the documents that are dropped."""
     return Lists(
-        torch.where(kept[..., None] if units else kept, scores, 0.0),
-        torch.where(kept, labels, 0.0),
-        kept,
+        scores.masked_fill(dropped[..., None] if units else dropped, 0.0),
+        labels.masked_fill(dropped, 0.0),
+        mask,
+        dropped,
         None,
-        weights if weights is None else torch.where(kept, weights, 0.0),
+        weights if weights is None else weights.masked_fill(dropped, 0.0),
     )
 
 

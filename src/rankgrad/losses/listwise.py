@@ -43,7 +43,7 @@ def listnet(
     0.693147
     """
     lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
-    target = log_softmax(lists.labels, lists.mask).exp()
+    target = log_softmax(lists.labels, lists.padding).exp()
     return _cross_entropy(lists, target, has_relevant(lists.labels, lists.weighing), reduction)
 
 
@@ -162,7 +162,7 @@ def listmle(
     if noise is not None and ties == "group":
         raise ValueError("noise must be None for ties='group', which breaks no ties; pass ties='random' to use it")
     lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
-    keys = lists.labels.masked_fill(~lists.mask, torch.inf)  # padding last: the sums below never reach it
+    keys = lists.labels.masked_fill(lists.padding, torch.inf)  # padding last: the sums below never reach it
     if ties == "random":
         shuffle = _uniform(lists, labels.shape, generator, noise).argsort(-1)
         order = shuffle.gather(-1, keys.gather(-1, shuffle).argsort(dim=-1, stable=True))
@@ -185,7 +185,7 @@ def _cross_entropy(lists: Lists, target: Tensor, informative: Tensor | None, red
     """-sum_j target_j log softmax(s)_j, the target 0 under the padding."""
     if lists.weights is not None:
         target = target * lists.weights
-    log_probabilities = log_softmax(lists.scores, lists.mask)  # finite under the padding
+    log_probabilities = log_softmax(lists.scores, lists.padding)  # finite under the padding
     values = -(target.to(lists.scores.dtype) * log_probabilities).sum(-1)
     return reduce(values, informative, lists, reduction)
 

@@ -239,7 +239,7 @@ def _top_pairs(lists: Lists, k: int | None, pairs: str) -> Tensor:
     """Pairs that count under the cut-off, [..., L, L]."""
     if k is None:
         return _real_pairs(lists)
-    top = ranks_by_score(lists.scores, lists.mask) <= k
+    top = ranks_by_score(lists.scores, lists.padding) <= k
     if pairs == "any":
         return top[..., :, None] | top[..., None, :]
     return top[..., :, None] & top[..., None, :]
@@ -259,7 +259,7 @@ def _gain_gaps(lists: Lists, k: int | None, gain: Gain) -> Tensor:
 def _current_discounts(lists: Lists) -> Tensor:
     """d(pi_i) at the ranks the scores give now, [..., L] float64."""
     by_rank = discounts(lists.scores.shape[-1], None, lists.scores.device)
-    return by_rank[ranks_by_score(lists.scores, lists.mask) - 1]
+    return by_rank[ranks_by_score(lists.scores, lists.padding) - 1]
 
 
 def _discount_gaps(lists: Lists) -> Tensor:
@@ -272,5 +272,5 @@ def _distance_weights(lists: Lists) -> Tensor:
     """d(m) - d(m + 1) for the distance m of the current ranks, [..., L, L]; 0 on the diagonal."""
     by_rank = discounts(lists.scores.shape[-1] + 1, None, lists.scores.device)
     by_distance = functional.pad(by_rank[:-1] - by_rank[1:], (1, 0)).to(lists.scores.dtype)  # index m = 0, 1, ...
-    ranks = ranks_by_score(lists.scores, lists.mask)
+    ranks = ranks_by_score(lists.scores, lists.padding)
     return by_distance[(ranks[..., :, None] - ranks[..., None, :]).abs()]

@@ -111,7 +111,7 @@ def _without_padding(lists: Lists) -> Lists:
     width = max(1, int(lists.counts.max()))
     order = (~lists.mask).to(torch.int8).argsort(dim=-1, stable=True)[..., :width]
     scores, labels, mask = (tensor.gather(-1, order) for tensor in lists[:3])
-    return Lists(scores, labels, mask, lists.valid)
+    return Lists(scores, labels, mask, ~mask, lists.valid)
 
 
 def _ahead(scores: Tensor) -> Tensor:
