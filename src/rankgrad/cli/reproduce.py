@@ -197,6 +197,42 @@ def dasalc(
     _finish(make_dasalc(request, quiet=quiet), as_json=as_json, quiet=quiet)
 
 
+@app.command(
+    epilog=examples(
+        "rankgrad reproduce strong --data mq2008/ --folds all",
+        "rankgrad reproduce strong --dataset synthetic:tiny --rows strong,lightgbm-24 --seeds 1 --epochs 2",
+    )
+)
+def strong(
+    dataset: Dataset = None,
+    data: DataFolder = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the runs; runs/strong-DATASET if not given.")
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="Some of strong,lightgbm-24,xgboost-8,catboost-24,catboost-8. [all]"),
+    ] = None,
+    seeds: Seeds = 3,
+    folds: Folds = "1",
+    epochs: Epochs = None,
+    device: Device = "auto",
+    jobs: Jobs = 1,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Set the recipe strong beside boosted trees after a search.
+
+    What NeuralRanker() and `rankgrad train` do by themselves, untuned, against LightGBM, XGBoost and CatBoost with random settings
+    of which the five best on validation are averaged. The same command again goes on where it was stopped.
+    """
+    from rankgrad.reproduce.tables import make_strong
+    from rankgrad.reproduce.trials import Request
+
+    request = Request(dataset, data, out, rows, seeds, folds, "small", epochs, device, jobs=jobs)
+    _finish(make_strong(request, quiet=quiet), as_json=as_json, quiet=quiet)
+
+
 def _finish(table: "Table", *, as_json: bool, quiet: bool) -> None:
     """Write the report and the table, and print it; trials that failed are an error, whatever else was reached."""
     from rankgrad.reproduce.tables import describe, write

@@ -8,7 +8,7 @@ documents are in the current top k (`pairs="both"`). Rows without a number of th
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rankgrad.training.config import RECIPES, Config, Data, Loss, Option, dasalc
+from rankgrad.training.config import NATIVE, RECIPES, Config, Data, Loss, Members, Model, Option, Train, dasalc
 from rankgrad.trees.settings import TreeConfig
 
 TABLE_RECIPES = ("paper", "small")
@@ -45,11 +45,15 @@ class Row:
     tanh: bool | None = None  # None: as the paper has it for this loss
     ingredients: tuple[str, ...] = ()  # of DASALC: symlog, noise, wider
     library: str | None = None
+    recipe: str | None = None  # its own, in place of the table's
+    trials: int = 0  # of trees: random settings, the five best averaged; 0: the best of a small grid
     paper: Numbers = field(default_factory=dict)  # NDCG@5 and NDCG@10 by dataset
 
 
 def config_of(row: Row, setting: Setting) -> Config | TreeConfig:
     """What a row trains under a setting."""
+    if row.recipe is not None or row.trials:
+        return _by_itself(row, setting)
     if row.library is not None:
         return TreeConfig(
             library=row.library,
@@ -72,6 +76,26 @@ def config_of(row: Row, setting: Setting) -> Config | TreeConfig:
     if "wider" in row.ingredients:
         config = replace(config, model=wider)
     return config
+
+
+def _by_itself(row: Row, setting: Setting) -> Config:
+    """What a person gets who names a recipe, or boosted trees and a number of trials, and nothing else."""
+    if row.recipe is not None:
+        config = RECIPES[row.recipe]()
+        data, train = config.data, config.train
+    else:
+        assert row.library is not None
+        config = Config(model=Model(kind=row.library), loss=Loss(row.loss), members=Members(count=row.trials, keep=5))
+        data, train = config.data, Train(epochs=1_000, patience=50)
+    train = replace(
+        train,
+        epochs=setting.epochs or train.epochs,
+        seed=setting.seed,
+        device=setting.device if row.recipe else "cpu",
+        threads=setting.threads,
+        metrics=REPORTED,
+    )
+    return replace(config, data=replace(data, path=setting.path, fold=setting.fold), train=train)
 
 
 def base(setting: Setting) -> Config:
@@ -193,7 +217,16 @@ ENSEMBLES = {
     "softmax-ensemble": ("softmax", "the first row, ensemble of {seeds} seeds"),
 }
 
-ROWS: Mapping[str, Row] = {**TABLE2, **ABLATIONS, **INGREDIENTS}
+# The recipe that is taken where none is named, and boosted trees after a search.
+STRONG: Mapping[str, Row] = {
+    "strong": Row("strong: members averaged", recipe="strong"),
+    "lightgbm-24": Row("LightGBM, 24 trials", NATIVE, library="lightgbm", trials=24),
+    "xgboost-8": Row("XGBoost, 8 trials", NATIVE, library="xgboost", trials=8),
+    "catboost-24": Row("CatBoost QueryRMSE, 24 trials", f"{NATIVE}:QueryRMSE", library="catboost", trials=24),
+    "catboost-8": Row("CatBoost YetiRank, 8 trials", f"{NATIVE}:YetiRank", library="catboost", trials=8),
+}
+
+ROWS: Mapping[str, Row] = {**TABLE2, **ABLATIONS, **INGREDIENTS, **STRONG}
 
 
 def ingredient_title(name: str, recipe: str, seeds: int) -> str:

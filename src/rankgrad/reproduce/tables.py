@@ -1,4 +1,4 @@
-"""`rankgrad reproduce table2 | ablations | dasalc`: train, compare, write down; as JSON, aligned text and Markdown.
+"""`rankgrad reproduce table2 | ablations | dasalc | strong`: train, compare, write down; as JSON, aligned text and Markdown.
 
 Each command gives a `Table`: plain values, and the runs an HTML report of it shows. `write` keeps the values beside the
 trials once it is known where the report is.
@@ -16,7 +16,7 @@ from rankgrad.files import write_atomically
 from rankgrad.reproduce import claims
 from rankgrad.reproduce.claims import METRICS, PAPERS_RULE, STUDIES, summary
 from rankgrad.reproduce.data import raw_splits
-from rankgrad.reproduce.rows import ABLATIONS, ENSEMBLES, INGREDIENTS, TABLE2, choose
+from rankgrad.reproduce.rows import ABLATIONS, ENSEMBLES, INGREDIENTS, STRONG, TABLE2, Row, choose
 from rankgrad.reproduce.trials import Outcome, Request, Trial, train_rows
 from rankgrad.runs.averaging import mean_of_standardised
 from rankgrad.runs.folder import CONVENTION
@@ -39,7 +39,7 @@ class Table:
     title: str
 
 
-# --- the three commands -----------------------------------------------------------------------------------------------
+# --- the commands ------------------------------------------------------------------------------------------------------
 
 
 def make_table2(request: Request, *, quiet: bool = False) -> Table:
@@ -70,11 +70,11 @@ def make_table2(request: Request, *, quiet: bool = False) -> Table:
     return _table(outcome, result, [first, *(row for row in rows if row != first)], "report.html", "Table 2")
 
 
-def _available(rows: str | None) -> tuple[list[str], dict[str, str]]:
+def _available(rows: str | None, known: Mapping[str, Row] = TABLE2) -> tuple[list[str], dict[str, str]]:
     """The rows to train, and those left out for want of a package; one that was asked for by name is not left out."""
-    names, skipped = choose(rows, TABLE2, "row"), {}
+    names, skipped = choose(rows, known, "row"), {}
     for name in names:
-        library = TABLE2[name].library
+        library = known[name].library
         why = missing(library) if library else None
         if why and rows is not None:
             raise ValueError(f"the row {name} cannot be trained: {why}")
@@ -112,6 +112,29 @@ def make_dasalc(request: Request, *, quiet: bool = False) -> Table:
         "rows": claims.compare_ingredients({**outcome.values, **ensembles}, request.recipe, request.seeds),
     }
     return _table(outcome, result, list(outcome.values), "dasalc.html", "The ingredients of DASALC")
+
+
+def make_strong(request: Request, *, quiet: bool = False) -> Table:
+    """The recipe that nobody has to tune beside boosted trees after a search."""
+    names, skipped = _available(request.rows, STRONG)
+    outcome = train_rows(request, "strong", names, METRICS, quiet=quiet)
+    rows = {name: {"title": STRONG[name].title, "metrics": summary(of_row)} for name, of_row in outcome.values.items()}
+    trees = [name for name in rows if name != "strong"]
+    if "strong" in rows:
+        found = claims.differences(outcome.values, [("strong", name) for name in trees])
+        for name, (difference, p_value) in zip(trees, found):
+            rows[name]["below"] = {"difference": difference, "p": p_value}
+    result = {
+        "strong": str(outcome.experiment.out),
+        **_facts(outcome),
+        "recipe": "strong",
+        "recipe_words": "sizes, epochs, members and scaling follow the data and the device",
+        "selection": "on validation only: each member's epoch and the members kept; of trees the rounds and the five settings averaged",
+        "skipped": skipped,
+        "failed": outcome.failed,
+        "rows": rows,
+    }
+    return _table(outcome, result, list(outcome.values), "strong.html", "The recipe strong beside boosted trees")
 
 
 def _ensemble(outcome: Outcome, row: str) -> dict[str, np.ndarray]:
@@ -248,6 +271,7 @@ def _page(result: Mapping[str, Any]) -> tuple[str, Page]:
         "table": ("table2", _table2_page),
         "ablations": ("ablations", _ablations_page),
         "dasalc": ("dasalc", _dasalc_page),
+        "strong": ("strong", _strong_page),
     }
     kind, page = next(pages[key] for key in pages if key in result)
     return kind, page(result)
@@ -317,6 +341,17 @@ def _dasalc_page(result: Mapping[str, Any]) -> Page:
     ]
     title = f"The ingredients of DASALC (Qin et al. 2021), added one by one,{_on(result)}"
     return Page(title, _fact_lines(result), [([], rows)], notes)
+
+
+def _strong_page(result: Mapping[str, Any]) -> Page:
+    rows = [("", *_header(), "strong -", "p")]
+    rows += [(row["title"], *_numbers(row), *_difference(row.get("below", {}))) for row in result["rows"].values()]
+    notes = [
+        *_notes(result, "the recipe strong, Holm-corrected"),
+        *(f"skipped: {STRONG[name].title}: {why}" for name, why in result["skipped"].items()),
+        f"the runs are in {result['strong']}; report: {result['report']}",
+    ]
+    return Page(f"The recipe strong beside boosted trees{_on(result)}", _fact_lines(result), [([], rows)], notes)
 
 
 def _on(result: Mapping[str, Any]) -> str:

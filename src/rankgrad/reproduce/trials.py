@@ -46,9 +46,9 @@ from rankgrad.reproduce.data import (
 from rankgrad.reproduce.rows import ROWS, TABLE_RECIPES, Setting, config_of
 from rankgrad.runs.folder import is_finished, read_config, read_per_query
 from rankgrad.runs.run import train_run
-from rankgrad.runs.trees import fit_trees_run
+from rankgrad.runs.trees import fit_trees_run, grow_run
 from rankgrad.training.build import validate
-from rankgrad.training.config import Config, Train
+from rankgrad.training.config import TREES, Config, Train
 from rankgrad.training.progress import make_bar
 from rankgrad.trees.settings import TreeConfig
 
@@ -317,9 +317,13 @@ def train_trial(trial: Trial) -> dict[str, Any] | str:
             fit_trees_run(trial.folder, trial.config, raw_splits(trial.config.path, trial.config.fold))
         else:
             begun = (trial.folder / "config.toml").is_file()
-            for _ in train_run(
-                trial.folder, None if begun else trial.config, read=lambda *_: scaled_splits(trial.scaled)
-            ):
+            config = None if begun else trial.config
+            events: Iterator[Any] = (
+                grow_run(trial.folder, config)
+                if trial.config.model.kind in TREES
+                else train_run(trial.folder, config, read=lambda *_: scaled_splits(trial.scaled))
+            )
+            for _ in events:
                 pass
         return _line(trial.folder)
     except (ValueError, MemoryError, RuntimeError) as error:
