@@ -15,6 +15,9 @@ from rankgrad import sorting
 from rankgrad.losses import LOSS_TABLE, LOSSES
 from rankgrad.metrics import METRICS
 
+# torch's code generator itself imports something of torch that warns
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+
 BACKEND = os.environ.get("COMPILE_BACKEND", "aot_eager")
 CUDA = torch.cuda.is_available()
 FUNCTIONS = {**LOSSES, **METRICS}

@@ -239,6 +239,18 @@ def test_a_weight_of_zero_is_as_if_the_document_were_not_there(name):
 
 
 @every_weighted_loss
+def test_a_list_of_documents_that_weigh_nothing_does_not_count(name):
+    case = Case(name)
+    weights = torch.ones_like(case.labels)
+    weights[2] = 0.0
+    value, grad = value_and_grad(lambda s: case(s, weights=weights), case.scores)
+    case.mask[2] = False
+    without, without_grad = value_and_grad(lambda s: case(s), case.scores)
+    close(value, without)
+    close(grad, without_grad)
+
+
+@every_weighted_loss
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -0.5])
 def test_bad_weights_of_real_documents(name, bad):
     case = Case(name)
