@@ -55,7 +55,7 @@ def test_lines_tell_of_skipped_steps_early_stopping_and_a_resumed_start(capsys):
 
     config = replace(Config(), train=Train(epochs=9, metric="map"))
     epoch = Epoch(epoch=5, loss=0.5, metric=0.25, best=False, lr=0.1, skipped=2, stop=False)
-    events = [Step(4, 2, 3, 0.5, 8), Step(4, 3, 3, 0.5, 8), epoch, epoch._replace(epoch=6, stop=True)]
+    events = [Step(4, 2, 3, 0.5, 8, 9), Step(4, 3, 3, 0.5, 8, 9), epoch, epoch._replace(epoch=6, stop=True)]
     watch(events, config)
     out, err = capsys.readouterr()
     first, last = err.splitlines()

@@ -166,7 +166,7 @@ def test_the_state_gives_the_same_scaling_back(kind, train, test, tmp_path):
     scaling = fit_scaling(train, kind)
     np.savez(tmp_path / "state.npz", **scaling.to_state())
     back = Scaling.from_state(dict(np.load(tmp_path / "state.npz", allow_pickle=False)))
-    assert back.kind == kind
+    assert back.kind == ("quantile" if kind == "quantile_auto" else kind)
     assert back.apply(test.features).tobytes() == scaling.apply(test.features).tobytes()
 
 

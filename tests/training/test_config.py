@@ -248,7 +248,11 @@ def test_devices():
 
 
 def test_recipes_are_valid_and_what_they_say():
-    assert list(RECIPES) == ["paper", "small", "dasalc"]
+    assert list(RECIPES) == ["strong", "paper", "small", "dasalc"]
+    strong = RECIPES["strong"]()
+    assert (strong.members.count, strong.members.bag, strong.model.inputs) == (0, 0, "list") and len(
+        strong.loss.names
+    ) == 4
     for recipe in RECIPES.values():
         validate(recipe())
     assert RECIPES["paper"]() == Config()

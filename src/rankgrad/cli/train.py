@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankgrad.checks import whole
 from rankgrad.cli.options import SOURCES, Json, Quiet, examples, show
 from rankgrad.training.config import NATIVE, TREES, Config
 
@@ -125,6 +126,9 @@ def train(
         "members.keep": None if trials is None else AVERAGED if trials > AVERAGED else 1,
         "members.bag": bag,
     }
+    for name, number in (("--epochs", epochs), ("--batch-size", batch_size), ("--members", members), ("--bag", bag)):
+        if number is not None:
+            whole(name, number, 1)
     given = {key: value for key, value in options.items() if value is not None}
     if resume is not None and (data is not None or out is not None or recipe or given or settings):
         raise ValueError(f"--resume takes everything from {resume}/config.toml; expected no DATA and no other setting")

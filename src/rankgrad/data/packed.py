@@ -93,11 +93,11 @@ def packed_lists(
     epoch: int = 0,
     device: str | torch.device = "cpu",
     start: int = 0,
-    row_multiple: int = ROW_MULTIPLE,
+    row_multiple: int | None = None,
 ) -> PackedLists:
     """The same lists in the same steps as `batches` gives, end to end, for a single process.
 
-    The rows of a step, padding included, are a multiple of `row_multiple` or more; 1: there is no padding.
+    The rows of a step, padding included, are a multiple of `row_multiple` or more (None: of 1024); 1: there is no padding.
 
     >>> data = RankingDataset(np.ones((5, 2)), [0, 1, 0, 0, 2], offsets=[0, 3, 5], query_ids=[7, 9])
     >>> step = next(packed_lists(data, 2, list_size=240))
@@ -106,7 +106,13 @@ def packed_lists(
     """
     plan = plan_epoch(dataset.query_ids, dataset.lengths, batch_size, list_size=list_size, seed=seed, epoch=epoch)
     return PackedLists(
-        dataset, plan, batch_size, list_size=list_size, device=device, start=start, row_multiple=row_multiple
+        dataset,
+        plan,
+        batch_size,
+        list_size=list_size,
+        device=device,
+        start=start,
+        row_multiple=row_multiple or ROW_MULTIPLE,
     )
 
 

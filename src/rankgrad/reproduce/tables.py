@@ -44,7 +44,7 @@ class Table:
 
 def make_table2(request: Request, *, quiet: bool = False) -> Table:
     """Every row on every fold with every seed; rows of earlier commands join where these folds and seeds are finished."""
-    names, skipped = _available(request.rows)
+    names, skipped = _available(request.rows, TABLE2)
     outcome = train_rows(request, "table2", names, METRICS, quiet=quiet, joining=TABLE2)
     values, dataset = outcome.values, outcome.experiment.dataset
     best = {metric: claims.against_the_best(values, metric) for metric in METRICS}
@@ -70,7 +70,7 @@ def make_table2(request: Request, *, quiet: bool = False) -> Table:
     return _table(outcome, result, [first, *(row for row in rows if row != first)], "report.html", "Table 2")
 
 
-def _available(rows: str | None, known: Mapping[str, Row] = TABLE2) -> tuple[list[str], dict[str, str]]:
+def _available(rows: str | None, known: Mapping[str, Row]) -> tuple[list[str], dict[str, str]]:
     """The rows to train, and those left out for want of a package; one that was asked for by name is not left out."""
     names, skipped = choose(rows, known, "row"), {}
     for name in names:

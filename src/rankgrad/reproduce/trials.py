@@ -269,7 +269,7 @@ def _expect_same_recipe(trial: Trial) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a run that goes on warns of settings that no longer exist
         found = read_config(trial.folder)
-    asked = validate(trial.config)
+    asked = _with_numbers_of(validate(trial.config), found)
     train = dataclasses.replace(asked.train, threads=found.train.threads)
     data = dataclasses.replace(asked.data, path=found.data.path)
     if found != dataclasses.replace(asked, train=train, data=data):
@@ -277,6 +277,20 @@ def _expect_same_recipe(trial: Trial) -> None:
             f"{trial.folder} was made with other settings than this version's recipe for {trial.row}; expected the same; "
             "choose another --out, or remove that folder"
         )
+
+
+def _with_numbers_of(asked: Config, found: Config) -> Config:
+    """The configuration asked for, with what it leaves to the data (0) as a run has found it."""
+    sections = {
+        section: dataclasses.replace(
+            getattr(asked, section),
+            **{
+                key: getattr(getattr(found, section), key) for key in keys if getattr(getattr(asked, section), key) == 0
+            },
+        )
+        for section, keys in {"members": ("count", "keep", "bag"), "train": ("epochs", "batch_size")}.items()
+    }
+    return dataclasses.replace(asked, **sections)
 
 
 def _read_results(out: Path) -> Results:

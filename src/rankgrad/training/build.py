@@ -81,6 +81,8 @@ def _loss_of(config: Config, name: str, loss: OwnLoss) -> tuple[LossSpec, dict[s
     else:
         spec = as_spec(loss)
         cutoff = _cutoff(spec, name)
+    if len(config.loss.names) > 1:  # of several losses each is given the options it takes
+        options = {key: value for key, value in options.items() if key in spec.parameters}
     return spec, cutoff | dict(options)
 
 
@@ -97,7 +99,13 @@ def _cutoff(spec: LossSpec, text: str) -> dict[str, Any]:
 
 def make_objectives(config: Config, loss: OwnLoss = None) -> dict[str, Objective]:
     """The losses of a configuration: one value per list, unchecked (the loop has its own policy for bad numbers)."""
-    made = {name: _make_objective(spec, options) for name, (spec, options) in losses_of(config, loss).items()}
+    losses = losses_of(config, loss)
+    for key in config.loss.options:
+        if len(losses) > 1 and not any(key in options for _, options in losses.values()):
+            raise ValueError(
+                f"none of the losses {', '.join(losses)} has an option {key!r}; expected one that some loss takes"
+            )
+    made = {name: _make_objective(spec, options) for name, (spec, options) in losses.items()}
     return {name: _mean_over_members(own) for name, own in made.items()} if shares_weights(config) else made
 
 
@@ -160,6 +168,8 @@ def fit_to_data(config: Config, data: RankingDataset, device: torch.device, *, v
     queries; without a validation split, members are bagged.
     """
     members, settings, queries = config.members, config.train, len(data)
+    if members.count == 1:
+        return config
     batch_size = settings.batch_size or (16 if queries < 1_000 else 32 if queries < 5_000 else 64)
     epochs = settings.epochs or (60 if queries < 5_000 else 30 if queries < 15_000 else 20)
     count = members.count
@@ -286,7 +296,7 @@ def validate(config: Config, loss: OwnLoss = None) -> Config:
             config = dataclasses.replace(config, members=dataclasses.replace(config.members, bag=1))
     _check_optimiser(config.optimiser)
     settings = config.train
-    _check_train(settings)
+    _check_train(settings, least=1 if config.members.count == 1 else 0)  # 0: by the data, which members alone know
     threads, device = settings.threads or torch.get_num_threads(), str(_device(settings.device))
     return dataclasses.replace(config, train=dataclasses.replace(settings, threads=threads, device=device))
 
@@ -385,9 +395,9 @@ def _check_optimiser(settings: Optimiser) -> None:
     whole("optimiser.warmup_epochs", settings.warmup_epochs, 0)
 
 
-def _check_train(settings: Train) -> None:
-    whole("train.epochs", settings.epochs, 0)
-    whole("train.batch_size", settings.batch_size, 0)
+def _check_train(settings: Train, least: int) -> None:
+    whole("train.epochs", settings.epochs, least)
+    whole("train.batch_size", settings.batch_size, least)
     whole("train.threads", settings.threads, 0)
     if whole("train.seed", settings.seed, 0) >= 2**63:
         raise ValueError(f"train.seed must be below 2^63, got {settings.seed}")

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rankgrad.checks import positive
+
 Option = bool | int | float | str
 
 TREES = ("lightgbm", "xgboost", "catboost")  # kinds of model that other libraries grow
@@ -359,7 +361,8 @@ def configure(data: str, given: Mapping[str, Any], settings: Sequence[str], reci
     for name, value in given.items():
         config = replaced(config, name, value)
     if config.members.count != 1 and "optimiser.lr" in given:  # members draw their own: one value for all of them
-        ranges = dataclasses.replace(config.members.ranges, lr=(given["optimiser.lr"],) * 2)
+        rate = positive("optimiser.lr", given["optimiser.lr"])
+        ranges = dataclasses.replace(config.members.ranges, lr=(rate, rate))
         config = replaced(config, "members.ranges", ranges)
     for text in settings:
         config = _set(config, text)

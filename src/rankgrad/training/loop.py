@@ -98,7 +98,7 @@ def _train(
             stopping = reports.push(report, batch.queries) or (distributed.place()[1] == 1 and train_step.asked)
             if stopping:
                 reports.read_all()
-            yield Step(progress.epoch, progress.step, steps, reports.loss, lists)
+            yield Step(progress.epoch, progress.step, steps, reports.loss, lists, settings.epochs)
             if stopping:
                 return
         reports.read_all()

@@ -27,16 +27,18 @@ def make_bar(*columns: ProgressColumn, quiet: bool, transient: bool = False) -> 
 
 def watch(events: Iterable[Step | Epoch], config: Config, *, quiet: bool = False, title: str = "epoch") -> None:
     """Run the training behind `events` to its end and show how it goes: loss, metric, speed, time left."""
-    epochs, metric, throughput = config.train.epochs, config.train.metric, Throughput()
+    metric, throughput = config.train.metric, Throughput()
+    epochs = config.train.epochs  # 0 until the data has been read, where it follows from that
     numbers = TextColumn("{task.fields[numbers]}", markup=False)
     bar = make_bar(
         TextColumn("{task.description}"), BarColumn(bar_width=None), numbers, TimeRemainingColumn(), quiet=quiet
     )
     loss, value, finished = "", "", 0
     with bar:
-        task = bar.add_task(f"{title} 0/{epochs}", total=None, numbers="reading the data")
+        task = bar.add_task(title, total=None, numbers="reading the data")
         for event in events:
             if isinstance(event, Step):
+                epochs = event.epochs
                 if throughput.first is None:  # a jump that is no progress of this session: the bar's clock starts here
                     bar.reset(task, total=epochs * event.steps, completed=event.epoch * event.steps)
                 throughput.count(event)
@@ -48,7 +50,7 @@ def watch(events: Iterable[Step | Epoch], config: Config, *, quiet: bool = False
                 if event.stop:
                     bar.update(task, total=throughput.done)
                 if bar.disable and not quiet:
-                    print(_line(event, config, throughput, title), file=sys.stderr, flush=True)
+                    print(_line(event, metric, epochs, throughput, title), file=sys.stderr, flush=True)
             shown = filter(None, (loss, value, throughput.speed()))
             bar.update(
                 task, description=f"{title} {finished}/{epochs}", completed=throughput.done, numbers=" ".join(shown)
@@ -92,13 +94,13 @@ def _loss(epoch: Epoch) -> str:
     return f"loss {epoch.loss:.4f}"
 
 
-def _line(epoch: Epoch, config: Config, throughput: Throughput, title: str) -> str:
+def _line(epoch: Epoch, metric: str, epochs: int, throughput: Throughput, title: str) -> str:
     parts = (
-        f"{title} {epoch.epoch}/{config.train.epochs}",
+        f"{title} {epoch.epoch}/{epochs}",
         _loss(epoch),
-        f"vali {config.train.metric} {epoch.metric:.4f}{' best' if epoch.best else ''}",
+        f"vali {metric} {epoch.metric:.4f}{' best' if epoch.best else ''}",
         f"{epoch.skipped} step{'s' * (epoch.skipped > 1)} skipped" if epoch.skipped else "",
         throughput.speed(),
-        "stopped early" if epoch.stop else throughput.left(config.train.epochs),
+        "stopped early" if epoch.stop else throughput.left(epochs),
     )
     return "  ".join(filter(None, parts))

@@ -39,6 +39,7 @@ class Step(NamedTuple):
     steps: int  # of an epoch
     loss: float | None
     lists: int  # of this step, over all processes
+    epochs: int  # in all, unless training stops early
 
 
 class Epoch(NamedTuple):
