@@ -353,6 +353,16 @@ def test_validation_is_by_members_that_did_not_learn_from_a_query():
         assert np.where(np.isnan(alone), 1.0, alone).mean() == pytest.approx(facts["members"][member]["validation"])
 
 
+def test_as_many_are_kept_as_there_should_be_where_a_fold_has_fewer():
+    config = with_(count=5, bag=2, keep=5)
+    state = state_of(config)
+    state.values = torch.tensor([[0.1], [0.2], [0.3], [0.4], [0.5]], dtype=torch.float64)
+    assert state.kept(config) == [0, 1, 2, 3, 4]
+    assert [state.drawn.fold[at] for at in state.kept(with_(config, keep=2))] == [0, 1]
+    state.dropped[4] = True
+    assert state.kept(config) == [0, 1, 2, 3]
+
+
 def test_a_bagged_run_takes_the_validation_queries_too(tmp_path):
     report = finished(tmp_path / "run", with_(count=2, keep=2, bag=3, epochs=1))
     assert report["splits"]["vali"]["queries"] == 40

@@ -477,7 +477,7 @@ class MemberState:
         return average(everyone, places).to(device), facts, measured
 
     def kept(self, config: Config) -> list[int]:
-        """Places of the members to average: the best on validation, as many of each fold."""
+        """Places of the members to average: the best on validation, as many of each fold as far as it has them."""
         scores = best_running(self.values, config.members.smooth)
         folds = dict.fromkeys(self.drawn.fold)
         chosen: list[int] = []
@@ -485,6 +485,8 @@ class MemberState:
             room = (config.members.keep - len(chosen)) // (len(folds) - number)
             of_fold = [at for at, own in enumerate(self.drawn.fold) if own == fold and not self.dropped[at]]
             chosen += sorted(of_fold, key=lambda at: -scores[at].item())[: max(1, room)]
+        left = [at for at in range(len(self.dropped)) if at not in chosen and not self.dropped[at]]
+        chosen += sorted(left, key=lambda at: -scores[at].item())[: max(0, config.members.keep - len(chosen))]
         return sorted(chosen)
 
 
