@@ -81,6 +81,27 @@ def test_tables_whose_columns_have_other_names(run, data, tmp_path):
     assert run("evaluate", tmp_path / "other", tmp_path / "new.csv")[0] == 0
 
 
+def test_members_are_what_trains_where_no_model_is_named(run, data, tmp_path):
+    options = "--members 3 --bag 2 --epochs 2 --lr 0.01 --device cpu --out"
+    code, out, err = run("train", data / "letor", *options.split(), tmp_path / "r")
+    assert code == 0
+    assert "epoch 1/2  loss" in err
+    report = json.loads((tmp_path / "r" / "report.json").read_text())
+    average, best = (f"{report[f'validation_of_{name}']:.4f}" for name in ("average", "best"))
+    assert f"3 of 3 members kept; validation of their average {average}, of the best {best}\n" in out
+    assert "of 2 was the median of the members' best\n" in out
+    assert all(len(line) <= 80 for line in out.splitlines() if "the run is in" not in line)
+    config = loads((tmp_path / "r" / "config.toml").read_text())
+    assert (config.members.count, config.members.bag, config.members.ranges.lr) == (3, 2, (0.01, 0.01))
+    assert config.loss.names[0] == "softmax"
+
+
+def test_members_that_share_their_weights_are_one_network(run, data, tmp_path):
+    options = "--members 3 --loss query_rmse --set members.share=true --epochs 1 --device cpu --quiet --out"
+    assert run("train", data / "letor", *options.split(), tmp_path / "r") == (0, "", "")
+    assert "members" not in json.loads((tmp_path / "r" / "report.json").read_text())
+
+
 def test_a_recipe_is_where_the_options_start_from(run, data, tmp_path):
     from rankgrad.training.config import dasalc
 

@@ -167,6 +167,76 @@ def test_the_summary_names_the_best_and_what_is_better_worse_or_open(tmp_path):
     assert "(p < 0.05 after Holm's correction) better: good; worse: bad; no difference shown: alike." in text
 
 
+def member(number, loss, kept, validation, *, dropped=False, **others):
+    drawn = {"member": number, "loss": loss, "lr": 10.0 ** -(number + 2), "dropout": 0.1 * number, "weight_decay": 0.01}
+    found = {"fold": 0, "scale": 0.0, "best_epoch": number + 1, "validation": validation}
+    return {**drawn, **found, "kept": kept, "dropped": dropped, **others}
+
+
+MEMBERS = {
+    "members": [
+        member(0, "softmax", True, 0.71),
+        member(1, "query_rmse", True, 0.72),
+        member(2, "softmax", False, 0.65),
+        member(3, "query_rmse", False, 0.3, dropped=True),
+    ],
+    "kept": 2,
+    "validation_of_average": 0.7345,
+    "validation_of_best": 0.72,
+}
+
+
+def test_what_was_kept_of_members_and_why(tmp_path):
+    text = page(made(tmp_path / "run", **MEMBERS))
+    said = words(html.unescape(text))
+    assert "2 of 4 members were kept, 1 diverged; validation ndcg@10 of the average 0.7345, best member 0.7200." in said
+    outline = Outline(text)
+    labels = [own["aria-label"] for tag, own in outline.elements if tag == "svg" and "aria-label" in own]
+    of_members = [label for label in labels if "3 members" in label]
+    assert [label.partition(":")[0].partition(" by ")[2] for label in of_members] == [
+        "learning rate", "dropout", "weight decay",
+    ]  # fmt: skip
+    assert "those kept from 0.001 to 0.01" in of_members[0]
+    table = said[said.index(">Members kept<") :]
+    table = table[: table.index("</table>")]
+    assert re.findall(r"<tr><th scope=.row.><bdi>(\d)</bdi></th><td><bdi>(\w+)</bdi>", table) == [
+        ("1", "query_rmse"), ("0", "softmax"),
+    ]  # fmt: skip
+    key = said[said.index('<ul class="key"') :]
+    assert key.index("softmax") < key.index("query_rmse") < key.index("</ul>")
+
+
+def test_kept_members_are_full_and_others_hollow(tmp_path):
+    text = page(made(tmp_path / "run", **MEMBERS))
+    figure = text[text.index("by learning rate") :]
+    figure = figure[figure.index("<svg") : figure.index("</svg>")]
+    points = re.findall(r'<use[^>]* style="([^"]*)"', figure)
+    points = [point for point in points if "--c" in point]
+    assert ["fill-opacity: 0" in point for point in points] == [False, False, True]
+    assert re.findall(r">(0\.0\d*)</text>", figure)[:2] == ["0.0001", "0.0003"]  # plain numbers on the axis
+
+
+def test_members_of_several_runs_have_figures_of_their_own_and_runs_without_have_none(tmp_path):
+    text = page(made(tmp_path / "many", **MEMBERS), made(tmp_path / "one", noise=1))
+    said = words(html.unescape(text))
+    assert "2 of 4 members of many were kept" in said
+    assert "by dropout of many" in said
+    assert "of one were kept" not in said
+    assert "Members" not in Outline(page(made(tmp_path / "alone"))).text
+
+
+def test_members_that_say_little_or_nonsense_are_shown_as_far_as_they_go(tmp_path):
+    odd = [
+        {"member": EVIL, "loss": EVIL, "lr": "x", "validation": None, "kept": True},
+        7,
+        member(1, "softmax", True, 0.5, lr=0),
+    ]
+    said = page(made(tmp_path / "run", members=odd))
+    assert "<script>alert" not in said
+    assert "2 of 2 members were kept" in words(said)
+    assert "Members" not in Outline(page(made(tmp_path / "other", members="none"))).text
+
+
 def test_groups_of_queries_cover_every_query_that_counts_once():
     rng = np.random.default_rng(0)
     for counts in (rng.integers(1, 60, 500), np.full(7, 10), np.array([1, 1, 1, 9]), np.array([3])):
@@ -461,6 +531,7 @@ def pages(trained, tmp_path_factory):
     evil = [made(folder / f"{long}{n}", lists(ids=bad), n, config=config, data="/" + "d" * 400) for n in range(3)]
     report.write(trained, folder / "two.html")
     report.write(trained[:1], folder / "one.html")
+    report.write([made(folder / "many", **MEMBERS), made(folder / "other", noise=1)], folder / "members.html")
     report.write(evil, folder / "evil.html", title=EVIL + "t" * 300)
     return folder
 
@@ -468,7 +539,7 @@ def pages(trained, tmp_path_factory):
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", ["two", "one", "evil"])
+@pytest.mark.parametrize("name", ["two", "one", "members", "evil"])
 def test_a_browser_shows_it_whole_and_without_complaint(browser, pages, name, width, dark):
     browser.open((pages / f"{name}.html").as_uri(), width, dark=dark)
     browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")

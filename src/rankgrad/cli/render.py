@@ -11,6 +11,7 @@ from rankgrad.runs.compare import ENSEMBLE
 from rankgrad.runs.folder import CONVENTION
 from rankgrad.runs.significance import LEVEL
 from rankgrad.runs.text import RULES, by_rule, format_mean, table
+from rankgrad.training.members import ALL_KEPT, KEPT
 from rankgrad.training.state import FIRST_EPOCH, LAST_EPOCH
 
 
@@ -22,14 +23,27 @@ def describe_report(report: Mapping[str, Any]) -> str:
     why = {
         LAST_EPOCH: "was kept, as the last",
         FIRST_EPOCH: "was kept, as the first: no validation query has a relevant document to choose by",
+        KEPT: "was the median of the members' best",
+        ALL_KEPT: "was kept of every member, as the last",
     }.get(report["selection"], "was best on validation")
     return (
         f"{by_rule(report['metrics'][split])}\n"
         f"{split} split, {_count_queries(report['splits'][split]['queries'])}; "
         f"{'round' if 'trees' in report else 'epoch'} {report['best_epoch']} of {report['epochs']} {why}\n"
+        + _describe_members(report)
         + ("the test split has no relevant document, so its metrics say nothing about the model\n" if empty else "")
         + f"{CONVENTION}\n"
         f"{report['seconds']:.1f} s; the run is in {report['run']}"
+    )
+
+
+def _describe_members(report: Mapping[str, Any]) -> str:
+    """A line about networks trained at once; nothing where there were none."""
+    if "members" not in report:
+        return ""
+    return (
+        f"{report['kept']} of {len(report['members'])} members kept; validation of their average "
+        f"{report['validation_of_average']:.4f}, of the best {report['validation_of_best']:.4f}\n"
     )
 
 

@@ -6,6 +6,7 @@ says which line belongs to which run, and a name of any length or alphabet canno
 """
 
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -77,6 +78,31 @@ def training(runs: Sequence[tuple[int, Training]], which: str, axis: str) -> str
         axes.xaxis.set_major_locator(_whole_numbers())
 
     return _draw("epoch", axis, paint)
+
+
+def members(points: Sequence[tuple[int, float, float, bool]], xlabel: str, ylabel: str, *, log: bool) -> str:
+    """Members as points (number of their loss, hyper-parameter, validation, kept): full if they were kept, else hollow."""
+
+    def paint(axes: Any) -> None:
+        for index, x, y, kept in points:
+            style = style_of(index)
+            face = style.colour if kept else "none"
+            axes.plot([x], [y], marker=style.marker, color=style.colour, markerfacecolor=face, linestyle="none")
+        if log:
+            _log_axis(axes, [x for _, x, _, _ in points])
+
+    return _draw(xlabel, ylabel, paint)
+
+
+def _log_axis(axes: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis with ticks at 1 and 3 times powers of ten, or at the ends of a short one, labelled as plain numbers."""
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [factor * 10.0**power for power in powers for factor in (1, 3) if low <= factor * 10.0**power <= high]
+    ticks = ticks[:: -(-len(ticks) // 5)] if len(ticks) > 1 else sorted({low, high})
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+    axes.minorticks_off()
 
 
 def by_cutoff(curves: Sequence[tuple[int, dict[int, float]]], axis: str) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,30 @@ class Training:
     best_epoch: int | None
 
 
+class Member(NamedTuple):
+    """One of the networks that a run trained at once: what it was dealt, and what became of it."""
+
+    number: str
+    loss: str
+    lr: float
+    dropout: float
+    weight_decay: float
+    epoch: str
+    validation: float
+    kept: bool
+    dropped: bool
+
+
+@dataclass(frozen=True)
+class RunMembers:
+    """The members of one run, and the validation of their average and of the best of them."""
+
+    metric: str
+    members: list[Member]
+    average: float
+    best: float
+
+
 @dataclass(frozen=True)
 class Entry:
     """A row of the report: a run, or several (seeds, folds) whose per-query values are averaged and joined."""
@@ -35,6 +59,7 @@ class Entry:
     per_query: PerQuery
     trainings: list[Training]
     facts: dict[str, str]  # provenance as text, "" where a folder does not say
+    members: list[RunMembers]  # of the runs that have any
 
 
 def read_entries(folders: Sequence[Path], only: Collection[Path] | None = None) -> list[Entry]:
@@ -88,9 +113,9 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 def _read(folder: Path, name: str, only: Collection[Path] | None) -> Entry:
     """A run, or all runs below a folder that is none itself, or those of them that `only` names."""
-    found = {path.parent for name in (CONFIG, REPORT) for path in folder.rglob(name)}
-    found = found if only is None else found & set(only)
-    runs = [folder] if folder in found or not found else sorted(found)
+    below = {path.parent for name in (CONFIG, REPORT) for path in folder.rglob(name)}
+    below = below if only is None else below & set(only)
+    runs = [folder] if folder in below or not below else sorted(below)
     per_query = [read_per_query(run) for run in runs]  # says what is wrong with a folder that is not a finished run
     reports = [read_report(run) for run in runs]
     configs = [read_config_table(run) for run in runs]
@@ -106,6 +131,7 @@ def _read(folder: Path, name: str, only: Collection[Path] | None) -> Entry:
         per_query=_combined(runs, per_query),
         trainings=[_training(*of) for of in zip(runs, reports, configs)],
         facts={key: _listed([own[key] for own in facts]) for key in facts[0]},
+        members=[found for of in zip(reports, configs) if (found := _members(*of)).members],
     )
 
 
@@ -168,9 +194,33 @@ def _expect_same_empty(a: Path, of_a: PerQuery, b: Path, of_b: PerQuery) -> None
 def _training(run: Path, report: Mapping[str, Any], config: Mapping[str, Any]) -> Training:
     history = read_history(run)
     losses, metrics = ([_number(epoch.get(key)) for epoch in history] for key in ("loss", "metric"))
-    metric = str(config.get("train", {}).get("metric", "metric"))
     epochs = [epoch["epoch"] for epoch in history]
-    return Training(_loss(report, config), metric, epochs, losses, metrics, report.get("best_epoch"))
+    return Training(_loss(report, config), _metric(config), epochs, losses, metrics, report.get("best_epoch"))
+
+
+def _members(report: Mapping[str, Any], config: Mapping[str, Any]) -> RunMembers:
+    given = report.get("members")
+    members = [
+        Member(
+            number=_text(own.get("member")),
+            loss=_text(own.get("loss")),
+            lr=_number(own.get("lr")),
+            dropout=_number(own.get("dropout")),
+            weight_decay=_number(own.get("weight_decay")),
+            epoch=_text(own.get("best_epoch")),
+            validation=_number(own.get("validation")),
+            kept=own.get("kept") is True,
+            dropped=own.get("dropped") is True,
+        )
+        for own in (given if isinstance(given, list) else [])
+        if isinstance(own, Mapping)
+    ]
+    average, best = (_number(report.get(f"validation_of_{name}")) for name in ("average", "best"))
+    return RunMembers(_metric(config), members, average, best)
+
+
+def _metric(config: Mapping[str, Any]) -> str:
+    return str(config.get("train", {}).get("metric", "metric"))
 
 
 def _number(value: Any) -> float:

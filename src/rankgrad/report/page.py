@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from rankgrad.report import numbers
-from rankgrad.report.figures import style_of
+from rankgrad.report.figures import Style, style_of
 from rankgrad.report.gather import Entry, read_entries
 from rankgrad.report.numbers import SIGNIFICANT, Interval, Row
 from rankgrad.report.sections import Panel, Section, format_difference, format_mean, make_sections
@@ -36,7 +36,7 @@ def render(folders: Sequence[Path], *, title: str = "", only: Collection[Path] |
         title=title or (names[0] if len(names) == 1 else f"{len(names)} runs compared"),
         summary=_summary(tables[headline], headline, _countable(entries, headline)),
         population=_population(entries, headline),
-        key=list(zip(names, map(style_of, range(len(names))))),
+        key=styled(names),
         headline=headline,
         level=f"{LEVEL:.0%}".replace("%", " %"),
         rules=RULES,
@@ -60,6 +60,7 @@ def _template() -> Any:
         "interval": format_interval,
         "p_value": format_p_value,
         "shortened": shortened,
+        "styled": styled,
         "breakable": breakable,
     }
     return environment.from_string((files("rankgrad.report") / "page.html.jinja").read_text(encoding="utf-8"))
@@ -139,6 +140,11 @@ def format_interval(found: Any, sign: str = "") -> str:
 def format_p_value(p: float) -> str:
     """Three decimals; a dash for NaN."""
     return "–" if np.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def styled(names: Sequence[str]) -> list[tuple[str, Style]]:
+    """Names of runs or losses, each with how it is drawn."""
+    return [(name, style_of(index)) for index, name in enumerate(names)]
 
 
 def breakable(text: str) -> Markup:

@@ -12,6 +12,11 @@ from rankgrad.report.numbers import Contest, Interval
 OLD = "written by an older rankgrad or by another program; train again to see more here"
 NOTHING = "No query has a relevant document, so there is nothing to draw."
 QUANTILES = (5, 25, 50, 75, 95)
+HYPER_PARAMETERS = (
+    ("lr", "learning rate", True),
+    ("dropout", "dropout", False),
+    ("weight_decay", "weight decay", True),
+)
 
 
 class Panel(NamedTuple):
@@ -25,6 +30,14 @@ class Panel(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
+class Table(NamedTuple):
+    """A table of its own."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
 class Section(NamedTuple):
     """Panels under a heading; `note` says what is missing."""
 
@@ -32,13 +45,16 @@ class Section(NamedTuple):
     intro: str
     panels: list[Panel]
     note: str = ""
+    key: Sequence[str] = ()  # what colours mean here, where they are not the runs'
+    table: Table | None = None  # below the figures
 
 
 def make_sections(entries: Sequence[Entry], metric: str, contests: Sequence[Contest]) -> list[Section]:
     """All sections, in the order of the page."""
     values = [entry.per_query.metrics[metric] for entry in entries]
     last = _distribution(values[0], metric) if len(entries) == 1 else _differences(entries, contests, metric)
-    return [_training(entries), _by_cutoff(entries), _by_count(entries, values, metric), last]
+    members = [_members(entries)] if any(entry.members for entry in entries) else []
+    return [_training(entries), *members, _by_cutoff(entries), _by_count(entries, values, metric), last]
 
 
 def _training(entries: Sequence[Entry]) -> Section:
@@ -73,6 +89,68 @@ def _curves(entries: Sequence[Entry], runs: Sequence[tuple[int, Training]], whic
     description = "; ".join(f"{row[0]} {row[3]} at epoch {row[2]}, which was kept" for row in rows)
     head = ("run", "first epoch", "epoch kept", "value there", "last epoch")
     return Panel(title, svg, "", f"{title} by epoch: {description}.", head, rows)
+
+
+def _members(entries: Sequence[Entry]) -> Section:
+    """What was kept of the networks trained at once, and why: each hyper-parameter against validation."""
+    having = [entry for entry in entries if entry.members]
+    losses = list(dict.fromkeys(own.loss for entry in having for run in entry.members for own in run.members))
+    panels, notes = [], []
+    for entry in having:
+        of = f" of {entry.name}" if len(entries) > 1 else ""
+        for run in entry.members:
+            kept, dropped = (sum(getattr(own, name) for own in run.members) for name in ("kept", "dropped"))
+            notes.append(
+                f"{kept} of {len(run.members)} members{of} were kept{f', {dropped} diverged' if dropped else ''}; validation "
+                f"{run.metric} of the average {format_mean(run.average)}, best member {format_mean(run.best)}."
+            )
+        panels += [_hyper_parameter(entry, losses, *what, of) for what in HYPER_PARAMETERS]
+    intro = (
+        "Networks trained at once, a point for each: full if it was kept, hollow if not. Colours and shapes are losses."
+    )
+    return Section(
+        "Members", intro, [panel for panel in panels if panel.rows], " ".join(notes), losses, _kept_members(having)
+    )
+
+
+def _hyper_parameter(entry: Entry, losses: Sequence[str], name: str, words: str, log: bool, of: str) -> Panel:
+    metric = entry.members[0].metric
+    members = [own for run in entry.members for own in run.members if not own.dropped]
+    members = [own for own in members if np.isfinite([getattr(own, name), own.validation]).all()]
+    members = [own for own in members if not log or getattr(own, name) > 0]
+    points = [(losses.index(own.loss), getattr(own, name), own.validation, own.kept) for own in members]
+    rows = [
+        (own.number, own.loss, f"{getattr(own, name):.3g}", format_mean(own.validation), "kept" if own.kept else "")
+        for own in members
+    ]
+    kept = [getattr(own, name) for own in members if own.kept]
+    span = f"those kept from {min(kept):.2g} to {max(kept):.2g}" if kept else "none was kept"
+    title = f"Validation {metric} by {words}{of}"
+    svg = figures.members(points, words, f"validation {metric}", log=log)
+    head = ("member", "loss", words, f"validation {metric}", "kept")
+    return Panel(title, svg, "", f"{title}: {len(members)} members, {span}.", head, rows)
+
+
+def _kept_members(entries: Sequence[Entry]) -> Table:
+    """The members that are averaged, the best first."""
+    metric = entries[0].members[0].metric
+    rows = [
+        (
+            f"{own.number} of {entry.name}" if len(entries) > 1 else own.number,
+            own.loss,
+            f"{own.lr:.2g}",
+            f"{own.dropout:.2f}",
+            f"{own.weight_decay:.2g}",
+            own.epoch,
+            format_mean(own.validation),
+        )
+        for entry in entries
+        for run in entry.members
+        for own in sorted(run.members, key=lambda member: -np.nan_to_num(member.validation))
+        if own.kept
+    ]
+    head = ("member", "loss", "learning rate", "dropout", "weight decay", "epoch", f"validation {metric}")
+    return Table("Members kept", head, rows)
 
 
 def _by_cutoff(entries: Sequence[Entry]) -> Section:
