@@ -15,6 +15,7 @@ PAGES = [
         "docs/practitioner.md",
         "docs/researcher.md",
         "docs/trees.md",
+        "docs/members.md",
     ],
     "README.md",
 ]
