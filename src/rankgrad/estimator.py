@@ -38,7 +38,7 @@ from rankgrad.ranker import Ranker
 from rankgrad.training import config as settings
 from rankgrad.training.build import as_spec, fit_to_data, make_device, make_objectives, make_state, takes_gain, validate
 from rankgrad.training.config import RECIPES, Config, dumps
-from rankgrad.training.data import hold_out, scaled, without_zero_weights
+from rankgrad.training.data import hold_out, scaled
 from rankgrad.training.evaluate import can_choose, expect_gains, expect_grades, mean, measure
 from rankgrad.training.loop import Epoch, Step, train
 from rankgrad.training.progress import watch
@@ -225,8 +225,6 @@ class NeuralRanker(BaseEstimator):
             torch.manual_seed(config.train.seed)
             config = fit_to_data(config, train_set, device, validated=held_out is not None)
             chooses = held_out is not None or config.members.bag > 1
-            if config.members.bag > 1:  # folds are of the queries that are trained on
-                train_set = without_zero_weights(train_set)
             if members and not chooses:
                 warnings.warn(
                     f"{len(data)} queries are too few to hold any out: every member trains to its last epoch on all of them and "
