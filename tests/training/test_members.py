@@ -234,6 +234,7 @@ def test_a_member_with_an_absurd_rate_hurts_nobody(rate):
     others = [0, 1, 3, 4]
     assert torch.equal(state.model.weights[others], healthy.model.weights[others])
     assert torch.equal(state.best[others], healthy.best[others])
+    assert state.model.weights.isfinite().all()  # what is not finite is refused
     assert state.dropped.tolist() == [False, False, True, False, False]
     state.drawn.lr[2] = healthy.drawn.lr[2]  # `gathered` deals again
     _, facts, _ = state.result(MEMBERS, VALI, CPU)
