@@ -1,5 +1,6 @@
 """Attention within packed lists: the kernel against softmax(Q K^T) V of each list in float64."""
 
+import functools
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from kernel_cases import DEVICE, on_the_gpu
 
 from rankgrad.kernels.encoder.attention import list_attention
-from rankgrad.models import PackedLayout, Transformer
+from rankgrad.models import PackedLayout, SharedTransformer, Transformer
 
 
 def case(lengths, heads, width, dtype=torch.float32):
@@ -90,9 +91,10 @@ def test_dropout_keeps_its_share_and_depends_on_seed_list_and_head():
     torch.testing.assert_close(one[0].max().item(), 1 / 0.7, rtol=1e-5, atol=0)
 
 
-def test_a_model_with_the_kernel_scores_as_without():
+@pytest.mark.parametrize("kind", [Transformer, functools.partial(SharedTransformer, members=3)], ids=["one", "members"])
+def test_a_model_with_the_kernel_scores_as_without(kind):
     torch.manual_seed(0)
-    model = Transformer(5, width=8, layers=1, heads=2, feedforward=8, dropout=0.0).to(DEVICE)
+    model = kind(5, width=8, layers=1, heads=2, feedforward=8, dropout=0.0).to(DEVICE)
     offsets = torch.tensor([0, 4, 4, 11], dtype=torch.int32, device=DEVICE)
     features = torch.randn(11, 5).to(DEVICE)
     plain = model.packed(features, PackedLayout(offsets, 7))
