@@ -3,6 +3,7 @@
 import importlib.util
 import os
 
+import pytest
 import torch
 
 collect_ignore_glob = [
@@ -17,3 +18,25 @@ if importlib.util.find_spec("triton") is None:
     ]
 elif not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
+
+# Modules that are slow as a whole (kernels in the interpreter, pages, whole runs); single tests carry the mark themselves.
+SLOW = (
+    "tests/cli/test_cli_finished_runs.py",
+    "tests/cli/test_cli_train.py",
+    "tests/kernels/test_encoder.py",
+    "tests/kernels/test_long_lists.py",
+    "tests/kernels/test_pairs.py",
+    "tests/kernels/test_short_lists.py",
+    "tests/report/test_report.py",
+    "tests/reproduce/test_table2.py",
+    "tests/reproduce/test_trials.py",
+    "tests/runs/test_run.py",
+    "tests/test_compile.py",
+)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.nodeid.startswith(SLOW) or "test_float32_gradients_are_accurate" in item.nodeid:
+            item.add_marker(pytest.mark.slow)
