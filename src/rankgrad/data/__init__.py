@@ -1,9 +1,10 @@
 """From files to lists to batches.
 
 In the order data flows: svmlight/ and tables/ read files, grouping and dataset make lists of their rows, folder saves
-them, catalogue and prepare know public datasets, synthetic generates lists, write makes files of lists, load finds all of these by name; scaling
-transforms features; order plans an epoch, batches and packed are its steps with and without padding, prefetch makes
-them ahead of time.
+them, catalogue and prepare know public datasets, synthetic generates lists, write makes files of lists, load finds all of
+these by name; scaling transforms features, feature_rows does so only when rows are asked for, where memory (memory) is too
+small for a copy; order plans an epoch, batches and packed are its steps with and without padding, prefetch makes them ahead
+of time.
 """
 
 from rankgrad.data.batches import Batch, Batches, batches

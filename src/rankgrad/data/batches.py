@@ -1,4 +1,8 @@
-"""Padded batches of a dataset that is stored without padding: each is one gather from tensors already on the device."""
+"""Padded batches of a dataset that is stored without padding.
+
+Each is one gather: from a tensor already on the device or, where the features are too large for that, from rows that are
+read and scaled for it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import torch
 
 from rankgrad.checks import one_of, whole
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.feature_rows import FeatureRows
 from rankgrad.data.order import EpochPlan, draw_documents, plan_epoch
 
 
@@ -49,7 +54,8 @@ class Batches(Iterator[Batch]):
         self._steps = plan.steps
         self._list_size, self._fixed, self._share = list_size, fixed, slice(rank, None, world)
         self._lengths = dataset.lengths[plan.order]  # on the host: shapes must be known without asking the device
-        self._features, self._labels, offsets = dataset.tensors(device)
+        self._features = dataset.batch_source(device)
+        self._labels, offsets = dataset.list_tensors(device)
         self._queries = torch.from_numpy(plan.order).to(offsets.device)
         self._keys = torch.from_numpy(plan.keys[plan.order]).to(offsets.device)
         self._first = offsets[self._queries]
@@ -77,12 +83,23 @@ class Batches(Iterator[Batch]):
             place = torch.arange(width, device=first.device).unsqueeze(0)
         mask = place < length  # [B, L]
         document = first + place.where(mask, 0)
-        features = self._features.index_select(0, document.reshape(-1))  # the one gather
-        padding = int((width - np.minimum(lengths[self._share], width)).sum())
-        features.index_fill_(0, torch.nonzero_static(~mask.reshape(-1), size=padding).squeeze(1), 0)
-        features = features.view(*mask.shape, features.shape[1])
+        if isinstance(self._features, FeatureRows):
+            features = _read(self._features, document, mask)
+        else:
+            features = self._features.index_select(0, document.reshape(-1))  # the one gather
+            padding = int((width - np.minimum(lengths[self._share], width)).sum())
+            features.index_fill_(0, torch.nonzero_static(~mask.reshape(-1), size=padding).squeeze(1), 0)
+            features = features.view(*mask.shape, features.shape[1])
         labels = self._labels[document].where(mask, 0)
         return Batch(features, labels, mask, self._queries[begin:end][self._share])
+
+
+def _read(source: FeatureRows, document: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Features [B, L, F] of documents [B, L] that are not in the device's memory; the padding is 0."""
+    features = torch.zeros(*mask.shape, source.shape[1])
+    real = mask.cpu()
+    features[real] = torch.from_numpy(source[document.cpu()[real].numpy()])
+    return features.to(mask.device)
 
 
 def batches(
@@ -102,7 +119,8 @@ def batches(
 ) -> Batches:
     """The batches of one epoch: every query of the dataset exactly once.
 
-    - `dataset`: its tensors are moved to the device once, and stay there.
+    - `dataset`: its tensors are moved to the device once, and stay there; features that are too large for it are read,
+      scaled and moved batch by batch.
     - `batch_size`: lists of a step over all ranks, so that `world` changes the speed and nothing else.
     - `list_size`: longer lists are subsampled to this length, uniformly and without replacement, and keep their order.
       If no relevant document (label > 0) was drawn from a list that has one, the last drawn is replaced by a random

@@ -17,11 +17,14 @@ import numpy as np
 import torch
 
 from rankgrad.checks import whole
+from rankgrad.data.feature_rows import FeatureRows, Features
 from rankgrad.data.folder import read_folder, write_folder
+from rankgrad.data.memory import affordable
 from rankgrad.data.order import random_keys
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 INT64 = range(-(2**63), 2**63)
+GPU_SHARE = 0.6  # of a GPU's free memory that the features of a dataset may take
 ARRAYS = ("features", "labels", "offsets", "query_ids", "weights", "rows")
 
 
@@ -30,7 +33,7 @@ class RankingDataset:
     """Lists of documents; arrays of another number type are converted.
 
     - `features` [N, F]: float32, NaN where missing. They are not scanned, so that a memory map of gigabytes costs
-      nothing.
+      nothing. Where an array would take too much memory they are `FeatureRows`, of which `features[rows]` is an array.
     - `labels` [N]: finite, 0 or above.
     - `offsets` [Q + 1]: where each query's rows begin and end.
     - `query_ids` [Q]: integers or texts.
@@ -46,7 +49,7 @@ class RankingDataset:
     [2, 1]
     """
 
-    features: np.ndarray
+    features: Features
     labels: np.ndarray
     offsets: np.ndarray
     query_ids: np.ndarray
@@ -57,7 +60,9 @@ class RankingDataset:
     _tensors: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        features = _as_float32("features", self.features, ndim=2)
+        features: Features = self.features
+        if not isinstance(features, FeatureRows):
+            features = _as_float32("features", features, ndim=2)
         labels = _as_float32("labels", self.labels, ndim=1)
         offsets = _as_int64("offsets", self.offsets)
         query_ids = as_ids("query_ids", self.query_ids)
@@ -134,7 +139,7 @@ class RankingDataset:
 
         - `queries`: positions (from 0), a slice, or a boolean mask [Q]. Neighbours in their own order are a view,
           anything else is a copy. A query may be chosen more than once (for a bootstrap); the result then has no
-          `rows`.
+          `rows`. A copy that would take too much memory is not made: features are read when they are asked for.
 
         >>> data = RankingDataset([[1.0], [2.0], [3.0]], [0, 2, 1], offsets=[0, 2, 3], query_ids=[7, 9])
         >>> data.select([1]).features.tolist()
@@ -159,7 +164,7 @@ class RankingDataset:
         if len(np.unique(chosen)) == len(chosen):
             rows = (np.arange(len(self.labels)) if self.rows is None else self.rows)[documents]
         return RankingDataset(
-            self.features[documents],
+            _selected(self.features, documents),
             self.labels[documents],
             offsets,
             self.query_ids[chosen],
@@ -229,7 +234,7 @@ class RankingDataset:
             shifts = np.cumsum([0] + [int(r.max()) + 1 for r in own[:-1]])
             rows = np.concatenate([r + shift for r, shift in zip(own, shifts)])
         return RankingDataset(
-            np.concatenate([d.features for d in datasets]),
+            _joined([d.features for d in datasets]),
             np.concatenate([d.labels for d in datasets]),
             np.concatenate([[0], np.cumsum(lengths)]),
             np.concatenate([d.query_ids for d in datasets]),
@@ -258,12 +263,34 @@ class RankingDataset:
         - `device`: where to put them. The result is kept, so that a dataset is moved to a GPU once.
         """
         device = torch.empty(0, device=device).device  # "cuda" and "cuda:0" are one
+        if (device, "features") not in self._tensors:
+            if isinstance(self.features, FeatureRows):
+                features = torch.empty(self.features.shape, device=device)
+                for rows, block in self.features.blocks():  # scaled on the way, never as a whole in the host's memory
+                    features[rows] = torch.from_numpy(block).to(device)
+            else:
+                features = _as_tensor(self.features).to(device)
+            self._tensors[device, "features"] = features
+        return self._tensors[device, "features"], *self.list_tensors(device)
+
+    def list_tensors(self, device: str | torch.device = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+        """(labels, offsets) of `tensors`, without the features."""
+        device = torch.empty(0, device=device).device
         if device not in self._tensors:
-            with warnings.catch_warnings():  # torch warns of read-only arrays, and memory maps are read-only
-                warnings.simplefilter("ignore")
-                arrays = [torch.from_numpy(a) for a in (self.features, self.labels, self.offsets)]
-            self._tensors[device] = tuple(a.to(device) for a in arrays)
+            self._tensors[device] = tuple(_as_tensor(array).to(device) for array in (self.labels, self.offsets))
         return self._tensors[device]
+
+    def batch_source(self, device: str | torch.device = "cpu") -> torch.Tensor | FeatureRows:
+        """What batches gather their features from: a tensor on the device, or rows on the host that are too large for one.
+
+        - `device`: where the batches are made.
+        """
+        device = torch.empty(0, device=device).device
+        if not isinstance(self.features, FeatureRows) or (device, "features") in self._tensors:
+            return self.tensors(device)[0]
+        if device.type == "cuda" and self.features.nbytes <= GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
+            return self.tensors(device)[0]
+        return self.features
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the dataset as .npy files and a readable manifest; `open` maps them back.
@@ -323,6 +350,31 @@ class Description:
             shares = [f"{v:>6}  {c:>12,}  {c / self.documents:6.1%}" for v, c in self.labels.items()]
             lines += [f"{'labels' if i == 0 else '':<15}{line}" for i, line in enumerate(shares)]
         return "\n".join(lines)
+
+
+def _as_tensor(array: np.ndarray) -> torch.Tensor:
+    with warnings.catch_warnings():  # torch warns of read-only arrays, and memory maps are read-only
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(array)
+
+
+def _selected(features: Features, documents: Any) -> Features:
+    """Some documents: a view of neighbours, a copy of others, or rows to be read where a copy is too large."""
+    if not isinstance(features, FeatureRows):
+        if isinstance(documents, slice) or affordable(4 * features.shape[1] * len(documents)):
+            return features[documents]
+        features = FeatureRows([features])
+    return features.select(documents)
+
+
+def _joined(parts: Sequence[Features]) -> Features:
+    """Features one below the other: an array, or rows to be read where that is too large."""
+    if len(parts) == 1:
+        return parts[0]
+    arrays = [part for part in parts if not isinstance(part, FeatureRows)]
+    if len(arrays) == len(parts) and affordable(sum(part.nbytes for part in parts)):
+        return np.concatenate(arrays)
+    return FeatureRows(parts)
 
 
 def _as_float32(name: str, values: Any, ndim: int) -> np.ndarray:

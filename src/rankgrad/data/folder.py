@@ -11,10 +11,11 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from rankgrad.data.feature_rows import FeatureRows, Features
 from rankgrad.files import replacing
 
 FORMAT = "rankgrad dataset"
@@ -25,7 +26,7 @@ BLOCKS, BLOCK = 64, 4096  # larger ones in this many evenly spaced blocks of thi
 
 
 def write_folder(
-    target: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], *, overwrite: bool = False
+    target: Path, arrays: Mapping[str, Features], facts: Mapping[str, Any], *, overwrite: bool = False
 ) -> Path:
     """Write arrays and JSON-able facts into a new folder, atomically.
 
@@ -81,9 +82,14 @@ def read_folder(source: Path, *, verify: bool = False) -> tuple[dict[str, np.nda
     return {name: np.load(source / f"{name}.npy", mmap_mode="r") for name in manifest["arrays"]}, manifest
 
 
-def _write_array(path: Path, array: np.ndarray) -> dict[str, Any]:
+def _write_array(path: Path, array: Features) -> dict[str, Any]:
     with path.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
+        if isinstance(array, FeatureRows):
+            write_header(file, array.shape)
+            for _, block in array.blocks():
+                file.write(np.ascontiguousarray(block).data)
+        else:
+            np.save(file, array, allow_pickle=False)
         file.flush()
         os.fsync(file.fileno())
     return {
@@ -93,6 +99,12 @@ def _write_array(path: Path, array: np.ndarray) -> dict[str, Any]:
         "crc32": _crc32(path),
         "sampled_crc32": _sampled_crc32(path),
     }
+
+
+def write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
+    """The beginning of a .npy file of float32, as np.save writes it; the rows follow."""
+    facts = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, facts)
 
 
 def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:

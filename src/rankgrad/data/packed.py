@@ -64,7 +64,7 @@ class PackedLists(Iterator[Packed]):
         rows = -(-count.sum(1) // multiple) * multiple  # [S], padding included
         self._begins = [0, *np.cumsum(rows).tolist()]
         offsets, self._offset_begins = _offsets(count, rows, self._widths, multiple)
-        device = dataset.tensors(device)[1].device
+        device = dataset.list_tensors(device)[0].device
         self._offsets = torch.from_numpy(offsets).to(device)
         self._queries = torch.from_numpy(queries).to(device)
         self._rows, self._slots, starts = _lay_out(dataset, self._queries, count, rows, self._widths)
@@ -147,7 +147,7 @@ def _lay_out(
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
     """Rows and slots of all steps, with the first documents of each list, and where each list [S * B] begins."""
     device, size = queries.device, queries.shape[1]
-    offsets = dataset.tensors(device)[2]
+    offsets = dataset.list_tensors(device)[1]
     runs = np.concatenate([count, (rows - count.sum(1))[:, None]], 1)  # [S, B + 1], the last is padding
     starts = np.cumsum(runs.reshape(-1)) - runs.reshape(-1)
     slot = np.arange(size + 1) * widths[:, None]  # [S, B + 1]
@@ -169,7 +169,7 @@ def _draw_long(
     list_size: int,
 ) -> None:
     """Put into `rows`, from each of `starts` on, the documents drawn from queries that are longer than `list_size`."""
-    _, labels, offsets = dataset.tensors(rows.device)
+    labels, offsets = dataset.list_tensors(rows.device)
     at_once = max(1, DRAW_CHUNK // max(1, int(dataset.lengths.max())))
     for begin in range(0, len(queries), at_once):
         part = queries[begin : begin + at_once]

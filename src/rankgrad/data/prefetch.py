@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.feature_rows import FeatureRows
 from rankgrad.data.packed import Packed
 
 AHEAD = 4  # items that are made before they are asked for
@@ -22,13 +23,17 @@ def prefetch_to_device(
     items: Iterator[tuple[Any, int]], dataset: RankingDataset, device: torch.device
 ) -> Iterator[tuple[Any, int]]:
     """Batches of a dataset in the host's memory, each with its number of lists, copied to the device ahead of time."""
-    features, labels, _ = dataset.tensors("cpu")
+    source, (labels, _) = dataset.batch_source("cpu"), dataset.list_tensors("cpu")
 
     def make(item: tuple[Any, int]) -> tuple[Any, int]:
         batch, lists = item
         if isinstance(batch, Packed):  # its rows are those of the dataset, which is not on the device
             rows = torch.arange(len(batch.rows))
-            batch = batch._replace(rows=rows, features=features[batch.rows], labels=labels[batch.rows])
+            if isinstance(source, FeatureRows):
+                features = torch.from_numpy(source[batch.rows.numpy()])
+            else:
+                features = source[batch.rows]
+            batch = batch._replace(rows=rows, features=features, labels=labels[batch.rows])
         if device.type == "cuda":
             batch = batch._make(part.pin_memory() if isinstance(part, torch.Tensor) else part for part in batch)
         return batch, lists

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset
+from rankgrad.data.feature_rows import Features
 
 KINDS = ("auto", "web30k", "symlog", "standard", "quantile", "quantile_auto", "none")
 
@@ -170,19 +171,19 @@ def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
     return Scaling(kind, {"low": low, "high": high, **curves})
 
 
-def _blocks(features: NDArray[Any]) -> Iterator[tuple[slice, Floats]]:
+def _blocks(features: Features) -> Iterator[tuple[slice, Floats]]:
     """Consecutive rows in float64."""
     for start in range(0, len(features), BLOCK):
         rows = slice(start, start + BLOCK)
         yield rows, features[rows].astype(np.float64)
 
 
-def _sample(features: NDArray[Any]) -> Floats:
+def _sample(features: Features) -> Floats:
     rows = np.linspace(0, len(features) - 1, min(len(features), SAMPLE)).astype(np.int64)
     return features[rows].astype(np.float64)
 
 
-def _ordinary_range(features: NDArray[Any]) -> tuple[Floats, Floats]:
+def _ordinary_range(features: Features) -> tuple[Floats, Floats]:
     """Smallest and largest value of each column [F] apart from missing and absurd ones; 0 and 0 where none is left."""
     low = np.full(features.shape[1], np.inf)
     high = np.full(features.shape[1], -np.inf)
@@ -225,7 +226,7 @@ def _standardised(x: Floats, p: Mapping[str, NDArray[Any]]) -> Floats:
     return np.clip((_curved(x, p) - p["mean"]) * p["factor"], -p["limit"], p["limit"])
 
 
-def _moments(features: NDArray[Any], low: Floats, high: Floats, p: Mapping[str, NDArray[Any]]) -> tuple[Floats, Floats]:
+def _moments(features: Features, low: Floats, high: Floats, p: Mapping[str, NDArray[Any]]) -> tuple[Floats, Floats]:
     """Mean and population deviation [F] of the curved columns, blocks merged as in Chan et al. 1979."""
     count, mean, squares = np.zeros((3, features.shape[1]))
     for _, x in _blocks(features):

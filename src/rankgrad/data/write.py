@@ -54,11 +54,12 @@ def write_parquet(path: Path, data: RankingDataset) -> None:
     pyarrow = import_pyarrow()
     from pyarrow import parquet
 
+    features = np.asarray(data.features)
     names = data.feature_names or [f"f{column}" for column in range(1, data.features.shape[1] + 1)]
     columns: Mapping[str, Any] = {
         "label": data.labels,
         "qid": np.repeat(data.query_ids, data.lengths),
-        **{name: np.ascontiguousarray(data.features[:, number]) for number, name in enumerate(names)},
+        **{name: np.ascontiguousarray(features[:, number]) for number, name in enumerate(names)},
     }
     parquet.write_table(pyarrow.table(columns), path)
 

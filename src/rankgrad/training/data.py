@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.feature_rows import FeatureRows
 from rankgrad.data.load import Columns, read_splits
+from rankgrad.data.memory import affordable
 from rankgrad.data.scaling import Scaling, fit_scaling
 from rankgrad.files import load_tensors, save_tensors
 from rankgrad.training import distributed
@@ -88,7 +90,9 @@ def load_splits(config: Config) -> ScaledSplits:
     splits = unscaled_splits(config)
     scaling = fit_scaling(splits["train"], config.data.scaling)
     fingerprint = " ".join(_fingerprint(splits[name]) for name in ("train", "vali") if name in splits)
-    return {name: scaled(data, scaling) for name, data in splits.items()}, scaling, fingerprint
+    for name in splits:  # one at a time: what was read is let go
+        splits[name] = scaled(splits[name], scaling)
+    return splits, scaling, fingerprint
 
 
 def without_zero_weights(data: RankingDataset) -> RankingDataset:
@@ -101,8 +105,11 @@ def without_zero_weights(data: RankingDataset) -> RankingDataset:
 
 
 def scaled(data: RankingDataset, scaling: Scaling) -> RankingDataset:
-    """The same lists with scaled features."""
-    return dataclasses.replace(data, features=scaling.apply(data.features))
+    """The same lists with scaled features: at once, or where that copy is too large batch by batch, to the same bits."""
+    features = data.features
+    if not isinstance(features, FeatureRows) and affordable(4 * len(features) * scaling.columns):
+        return dataclasses.replace(data, features=scaling.apply(features))
+    return dataclasses.replace(data, features=FeatureRows([features], scaling=scaling))
 
 
 def _fingerprint(data: RankingDataset) -> str:

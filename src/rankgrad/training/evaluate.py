@@ -5,6 +5,7 @@ Per-query values are kept with NaN at empty queries (nothing relevant), so that 
 finite are an error, because a ranking by them would be a plausible wrong number.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -71,8 +72,10 @@ def measure(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str])
     if scores.shape != dataset.labels.shape:
         raise ValueError(f"scores have shape {scores.shape}; expected one for each of {len(dataset.labels)} documents")
 
+    lists = dataclasses.replace(dataset, features=np.zeros((len(scores), 1), np.float32))  # not looked at
+
     def given() -> Iterator[tuple[Batch, Tensor]]:
-        for batch in _all_lists(dataset, device):
+        for batch in _all_lists(lists, device):
             documents, mask = _documents(batch, dataset)
             yield batch, torch.from_numpy(np.where(mask, scores[np.where(mask, documents, 0)], 0).astype(np.float64))
 

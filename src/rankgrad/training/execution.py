@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from rankgrad import kernels
-from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.dataset import GPU_SHARE, RankingDataset
+from rankgrad.data.feature_rows import FeatureRows
 from rankgrad.data.packed import ROW_MULTIPLE
 from rankgrad.models import Members, Transformer
 from rankgrad.training.config import Train
 
+READ = "the features are larger than the memory that is free for them: they are read and scaled batch by batch"
 CHOICES = ("resident", "pack", "graph")
-SHARE = 0.6  # of the device's free memory that the train split may take
 
 
 class ExecutionPlan(NamedTuple):
@@ -88,9 +89,9 @@ def _discouraged(cannot: dict[str, str], model: nn.Module, device: torch.device)
 
 def _too_large(data: RankingDataset, device: torch.device) -> str:
     if device.type != "cuda":
-        return ""
+        return READ if isinstance(data.features, FeatureRows) else ""
     free, _ = torch.cuda.mem_get_info(device)
-    if data.features.nbytes <= SHARE * free:
+    if data.features.nbytes <= GPU_SHARE * free:
         return ""
     return f"the features take {data.features.nbytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of the device are free"
 

@@ -13,6 +13,7 @@ Under torchrun each process trains a share of the members on all lists; nothing 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.feature_rows import FeatureRows
 from rankgrad.data.order import hash_of, mix, random_keys
 from rankgrad.data.packed import Packed, padded
 from rankgrad.errors import NonFiniteError
@@ -277,7 +279,7 @@ class MemberState:
     dropped: Tensor  # [K] bool, diverged
     best_epoch: Tensor  # [K] int64
     plan: ExecutionPlan | None = None
-    measured: "ListsToMeasure | None" = None  # the validation lists
+    measured: "list[ListsToMeasure] | None" = None  # the validation lists
     shares_lists = False  # of several processes each trains some members on all lists
 
     @classmethod
@@ -386,8 +388,10 @@ class MemberState:
     def _validation(self, data: RankingDataset, metric: Metric, device: torch.device) -> tuple[Tensor, Tensor]:
         """The metric of each member on the queries it does not learn from, [K] float64, and whether all scores are finite."""
         if self.measured is None:
-            self.measured = ListsToMeasure(data, device)
-        values, finite = (found.cpu() for found in self.measured.values(self.model, metric))  # [K, Q], [K]
+            self.measured = [ListsToMeasure(part, device) for part in parts_to_measure(data, len(self.drawn.ids))]
+        found = [lists.values(self.model, metric) for lists in self.measured]
+        values = torch.cat([of_part for of_part, _ in found], 1).cpu()  # [K, Q]
+        finite = torch.stack([of_part for _, of_part in found]).all(0).cpu()  # [K]
         values = torch.where(values.isnan(), metric.empty, values)
         if self.folds is None:
             return values.mean(1), finite
@@ -501,11 +505,20 @@ def best_running(values: Tensor, smooth: int) -> Tensor:
     return values.unfold(1, smooth, 1).mean(-1).amax(1)
 
 
+def parts_to_measure(data: RankingDataset, members: int) -> list[RankingDataset]:
+    """A dataset as it is; in parts of consecutive lists where its features are larger than the memory that is free."""
+    if not isinstance(data.features, FeatureRows):
+        return [data]
+    part = (data.offsets[1:] - 1) // max(1, DOCUMENTS_AT_ONCE // members)  # of the last document of each query
+    ends = [*(np.flatnonzero(np.diff(part)) + 1).tolist(), len(data)]
+    return [data.select(slice(first, end)) for first, end in pairwise([0, *ends])]
+
+
 class ListsToMeasure:
     """A dataset laid out once for measuring members on it epoch after epoch: lists of similar length together."""
 
     def __init__(self, data: RankingDataset, device: torch.device) -> None:
-        self._features, labels, offsets = data.tensors(device)
+        self._features, (labels, offsets) = data.batch_source(device), data.list_tensors(device)
         self._ends = offsets.cpu().tolist()
         self.queries = len(data)
         self._groups = []
@@ -543,7 +556,10 @@ class ListsToMeasure:
     def _scored(self, model: Members, first: int, end: int) -> Tensor:
         begin, stop = self._ends[first], self._ends[end]
         offsets = torch.tensor(self._ends[first : end + 1], dtype=torch.int32, device=self._device) - begin
-        return model.packed(self._features[begin:stop], PackedLayout(offsets, 0))
+        features = self._features[begin:stop]
+        if isinstance(features, np.ndarray):  # read for this
+            features = torch.from_numpy(features).to(self._device)
+        return model.packed(features, PackedLayout(offsets, 0))
 
 
 def average(state: MemberState, places: Sequence[int]) -> AveragedMembers:

@@ -125,13 +125,17 @@ def _lightgbm(
         **settings,
     }
     weight = None if train.weights is None else np.repeat(train.weights, train.lengths)
-    fitted = lightgbm.Dataset(train.features, train.labels, group=train.lengths, weight=weight)
-    validation = [] if vali is None else [fitted.create_valid(vali.features, vali.labels, group=vali.lengths)]
+    fitted = lightgbm.Dataset(np.asarray(train.features), train.labels, group=train.lengths, weight=weight)
+    validation = (
+        [] if vali is None else [fitted.create_valid(np.asarray(vali.features), vali.labels, group=vali.lengths)]
+    )
     stop: list[Any] = [lightgbm.early_stopping(how.patience, verbose=False)] if validation else []
     booster = lightgbm.train(parameters, fitted, how.rounds, valid_sets=validation, callbacks=stop)
     kept = booster.best_iteration if validation else how.rounds
     return FittedTrees(
-        lambda data: np.asarray(booster.predict(data.features, num_iteration=kept, num_threads=how.threads)),
+        lambda data: np.asarray(
+            booster.predict(np.asarray(data.features), num_iteration=kept, num_threads=how.threads)
+        ),
         kept,
         min(how.rounds, kept + how.patience) if validation else how.rounds,  # what came after the best round is dropped
         lambda path: booster.save_model(path, num_iteration=kept),
@@ -142,7 +146,7 @@ def _load_lightgbm(path: Path) -> LoadedTrees:
     import lightgbm
 
     booster = lightgbm.Booster(model_file=path)
-    return LoadedTrees(lambda data: np.asarray(booster.predict(data.features)), booster.num_feature())
+    return LoadedTrees(lambda data: np.asarray(booster.predict(np.asarray(data.features))), booster.num_feature())
 
 
 def _xgboost(
@@ -152,7 +156,9 @@ def _xgboost(
 
     def matrix(data: RankingDataset, weights: np.ndarray | None = None) -> Any:
         query = np.repeat(np.arange(len(data)), data.lengths)
-        return xgboost.DMatrix(data.features, data.labels, weight=weights, qid=query, nthread=how.threads or None)
+        return xgboost.DMatrix(
+            np.asarray(data.features), data.labels, weight=weights, qid=query, nthread=how.threads or None
+        )
 
     parameters = {
         **({"base_score": 0.0} if how.own else {"objective": how.objective}),
@@ -189,7 +195,7 @@ def _load_xgboost(path: Path) -> LoadedTrees:
     import xgboost
 
     booster = xgboost.Booster(model_file=path)
-    return LoadedTrees(lambda data: booster.predict(xgboost.DMatrix(data.features)), booster.num_features())
+    return LoadedTrees(lambda data: booster.predict(xgboost.DMatrix(np.asarray(data.features))), booster.num_features())
 
 
 def _catboost(
@@ -200,7 +206,7 @@ def _catboost(
     def pool(data: RankingDataset, weights: np.ndarray | None = None) -> Any:
         query = np.repeat(np.arange(len(data)), data.lengths)
         weighted = {} if weights is None else {"group_weight": np.repeat(weights, data.lengths)}
-        return catboost.Pool(data.features, data.labels, group_id=query, **weighted)
+        return catboost.Pool(np.asarray(data.features), data.labels, group_id=query, **weighted)
 
     parameters = {
         "loss_function": how.objective,
@@ -231,7 +237,7 @@ def _load_catboost(path: Path) -> LoadedTrees:
 
     model = catboost.CatBoost()
     model.load_model(str(path))
-    return LoadedTrees(lambda data: model.predict(data.features), len(model.feature_names_))
+    return LoadedTrees(lambda data: model.predict(np.asarray(data.features)), len(model.feature_names_))
 
 
 def _own_objective(how: Boosting) -> TreeObjective:

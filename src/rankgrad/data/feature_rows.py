@@ -1,0 +1,108 @@
+"""Features that are read, put together and scaled when rows of them are asked for: for more data than fits into memory.
+
+A dataset's features are an array where that is affordable (data/memory.py), else `FeatureRows`: what an array in memory would
+hold, computed anew for every batch. Scaling is a function of single values, so both give the same numbers, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from rankgrad.data.scaling import Scaling
+
+BLOCK = 4096  # rows that are made at a time where all are wanted
+
+
+class FeatureRows:
+    """Rows [N, F] of other features, perhaps chosen and perhaps scaled; `features[rows]` is a dense float32 array.
+
+    - `parts`: arrays or other `FeatureRows` of equal width, one below the other; memory maps stay on the disk.
+    - `index` [N]: which of their rows, counted through; None: all, in their order.
+    - `scaling`: applied to the rows that are asked for; None: as they are.
+
+    >>> rows = FeatureRows([np.array([[1.0], [2.0]], np.float32), np.array([[3.0]], np.float32)], np.array([2, 0]))
+    >>> rows[:].tolist(), rows.shape
+    ([[3.0], [1.0]], (2, 1))
+    """
+
+    ndim, dtype = 2, np.dtype(np.float32)
+
+    def __init__(
+        self, parts: Sequence[Features], index: np.ndarray | None = None, scaling: Scaling | None = None
+    ) -> None:
+        self.parts, self.index, self.scaling = tuple(parts), index, scaling
+        self._ends = np.cumsum([part.shape[0] for part in self.parts])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Documents and columns."""
+        rows = int(self._ends[-1]) if self.index is None else len(self.index)
+        return rows, self.parts[0].shape[1] if self.scaling is None else self.scaling.columns
+
+    @property
+    def nbytes(self) -> int:
+        """Of an array that held all of it."""
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """Rows by a slice, positions or a mask: dense, scaled, float32 [n, F]."""
+        if isinstance(rows, slice) and self.index is None and len(self.parts) == 1:
+            taken = dense_rows(self.parts[0], rows)
+        else:
+            taken = self._gathered(self._positions(rows))
+        return taken if self.scaling is None else self.scaling.apply(taken)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """All of it, for whoever needs an array."""
+        whole = np.empty(self.shape, self.dtype)
+        for rows, block in self.blocks():
+            whole[rows] = block
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """All of it in pieces of some thousand rows, each with its place."""
+        for start in range(0, len(self), BLOCK):
+            rows = slice(start, min(start + BLOCK, len(self)))
+            yield rows, self[rows]
+
+    def select(self, documents: Any) -> FeatureRows:
+        """Some documents, by a slice or positions, in that order."""
+        return FeatureRows(self.parts, self._positions(documents), self.scaling)
+
+    def scaled(self, scaling: Scaling) -> FeatureRows:
+        """The same rows, scaled when they are asked for."""
+        return FeatureRows(self.parts, self.index, scaling)
+
+    def _positions(self, rows: Any) -> np.ndarray:
+        """Rows of all parts counted through, of rows of this."""
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
+        else:
+            rows = np.asarray(rows)
+            rows = np.flatnonzero(rows) if rows.dtype == bool else rows
+        return rows if self.index is None else self.index[rows]
+
+    def _gathered(self, positions: np.ndarray) -> np.ndarray:
+        if len(self.parts) == 1:
+            return dense_rows(self.parts[0], positions)
+        taken = np.empty((len(positions), self.parts[0].shape[1]), self.dtype)
+        which = np.searchsorted(self._ends, positions, side="right")
+        for number, part in enumerate(self.parts):
+            own = np.flatnonzero(which == number)
+            taken[own] = dense_rows(part, positions[own] - (self._ends[number] - part.shape[0]))
+        return taken
+
+
+Features = np.ndarray | FeatureRows  # of a dataset
+
+
+def dense_rows(features: Features, rows: Any) -> np.ndarray:
+    """Rows of stored features, by a slice or positions, as a dense float32 array."""
+    return np.asarray(features[rows])
