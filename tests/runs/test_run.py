@@ -25,13 +25,13 @@ from rankgrad.errors import NonFiniteError
 from rankgrad.files import load_tensors
 from rankgrad.losses import LOSSES
 from rankgrad.runs import provenance
-from rankgrad.runs.folder import Checkpoints, read_per_query
+from rankgrad.runs.folder import Checkpoints, read_per_document, read_per_query
 from rankgrad.runs.run import Finished, Run, Started, train_run
 from rankgrad.training import build
 from rankgrad.training.build import validate
 from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train, loads
 from rankgrad.training.data import shared_splits
-from rankgrad.training.evaluate import summarise
+from rankgrad.training.evaluate import measure, summarise
 from rankgrad.training.loop import Epoch, Step
 
 # Everything random is in it: dropout, input noise, a random loss, subsampled lists; and a rate that changes with every step.
@@ -766,3 +766,19 @@ def test_selecting_the_last_epoch_keeps_its_weights_whatever_validation_says(tmp
 def test_early_stopping_does_not_go_with_the_last_epoch(tmp_path):
     with pytest.raises(ValueError, match="patience.*select the best"):
         trained(tmp_path / "r", Config(train=Train(select="last", patience=3)))
+
+
+@pytest.mark.parametrize("source", ["synthetic:tiny", "one file"])
+def test_the_scores_that_were_measured_are_kept(tmp_path, source):
+    if source == "one file":
+        synthetic("tiny", "train").save(tmp_path / "one")
+        source = str(tmp_path / "one")
+    trained(tmp_path / "run", dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, path=source)))
+    kept, of_queries = read_per_document(tmp_path / "run"), read_per_query(tmp_path / "run")
+    ends = np.cumsum(of_queries.documents)
+    lists = RankingDataset(np.zeros((len(kept.labels), 1)), kept.labels, [0, *ends], of_queries.query_ids)
+    for metric, values in measure(kept.scores, lists, list(of_queries.metrics)).items():
+        np.testing.assert_allclose(values, of_queries.metrics[metric], atol=1e-12)
+    run = Run.open(tmp_path / "run")
+    everything = run.read(source)
+    np.testing.assert_allclose(run.score(everything)[kept.rows], kept.scores, atol=1e-5)

@@ -15,7 +15,7 @@ from rankgrad.runs import trees as growing
 from rankgrad.runs.averaging import mean_of_standardised
 from rankgrad.runs.compare import compare_runs, evaluate_runs
 from rankgrad.runs.ensemble import Ensemble, open_run
-from rankgrad.runs.folder import is_finished, is_run, read_config, read_per_query, read_report
+from rankgrad.runs.folder import is_finished, is_run, read_config, read_per_document, read_per_query, read_report
 from rankgrad.runs.run import Finished, Started, train_run
 from rankgrad.runs.trees import Grown, TreeRun, grow_run
 from rankgrad.training.config import Config, Data, Loss, Members, Model, Train, dumps, loads
@@ -70,6 +70,7 @@ def test_a_run_of_trees_is_a_run_like_any_other(library, loss, splits, tmp_path)
     assert run.score(test).dtype == np.float32 and run.score(test).shape == test.labels.shape
     values = run.evaluate(test)
     np.testing.assert_allclose(read_per_query(tmp_path / "t").metrics["ndcg@10"], values["ndcg@10"])
+    np.testing.assert_array_equal(read_per_document(tmp_path / "t").scores.astype(np.float32), run.score(test))
     assert mean(values["ndcg@10"], 0.0) > mean(measure(np.zeros(len(test.labels)), test, ["ndcg@10"])["ndcg@10"], 0.0)
     assert 1 <= report["best_epoch"] <= report["epochs"] <= 30
 

@@ -21,7 +21,7 @@ from children import INTERRUPTED, LEFT, REFUSED, Trap
 from rankgrad.data.synthetic import synthetic
 from rankgrad.errors import OtherProcessError
 from rankgrad.files import load_tensors
-from rankgrad.runs.folder import Checkpoints, read_per_query
+from rankgrad.runs.folder import Checkpoints, read_per_document, read_per_query
 from rankgrad.runs.run import train_run
 from rankgrad.training import distributed
 from rankgrad.training.config import Data, Loss
@@ -73,6 +73,8 @@ def assert_alike(out, single):
         np.testing.assert_allclose(own.metrics[name], value, atol=1e-9)
     for k, value in expected.curve.items():
         np.testing.assert_allclose(own.curve[k], value, atol=1e-6)
+    if (single / "scores.safetensors").exists():
+        np.testing.assert_allclose(read_per_document(out).scores, read_per_document(single).scores, atol=1e-4)
     names = {path.name for path in single.iterdir()}
     assert {path.name for path in out.iterdir()} == names
 

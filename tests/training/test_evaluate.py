@@ -9,7 +9,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.synthetic import synthetic
 from rankgrad.metrics import average_precision, ndcg
 from rankgrad.models import MLP, Transformer
-from rankgrad.training.evaluate import can_choose, evaluate, mean, measure, score, summarise
+from rankgrad.training.evaluate import can_choose, evaluate, evaluate_and_score, mean, measure, score, summarise
 
 CPU = torch.device("cpu")
 DATA = synthetic("tiny", "train")
@@ -36,6 +36,9 @@ def test_scores_are_those_of_lists_alone_in_the_dataset_s_order(model, monkeypat
     scores = score(model, DATA, device=CPU)
     expected = torch.cat([alone(model, query)[0] for query in range(len(DATA))])
     np.testing.assert_allclose(scores, expected.numpy(), atol=1e-5)
+    values, measured = evaluate_and_score(model, DATA, ["map"], device=CPU)
+    np.testing.assert_array_equal(measured, scores)
+    np.testing.assert_array_equal(values["map"], evaluate(model, DATA, ["map"], device=CPU)["map"])
 
 
 def test_per_query_values_are_the_metric_with_nan_at_empty_queries(model):

@@ -5,6 +5,7 @@
     model.safetensors         the ranker: best weights, feature scaling, how its model is built
     trees.json, model.*       of boosted trees instead: what was grown, and the model in the library's own format
     queries.safetensors       per query of one split: metrics, NDCG@k by k, list length, relevant documents
+    scores.safetensors        per document of that split: score, label, row of the source
     report.json               metrics of every split under every rule for empty queries; seed, versions, machine, seconds
     checkpoint*.safetensors   where to go on after an interruption
     tensorboard/              the curves again, if asked for
@@ -32,11 +33,12 @@ from rankgrad.runs.text import nullable
 from rankgrad.training.config import Config, dumps, load
 from rankgrad.training.evaluate import summarise
 
-CONFIG, HISTORY, MODEL, QUERIES, REPORT = (
+CONFIG, HISTORY, MODEL, QUERIES, SCORES, REPORT = (
     "config.toml",
     "history.jsonl",
     "model.safetensors",
     "queries.safetensors",
+    "scores.safetensors",
     "report.json",
 )
 TREES = "trees.json"
@@ -175,7 +177,9 @@ class PerQuery:
 
 
 def kept_split(splits: Mapping[str, RankingDataset]) -> str:
-    """The split whose per-query values are kept: test where there is one with a relevant document."""
+    """The split whose per-query values are kept: the only one, or test where it has a relevant document."""
+    if len(splits) == 1:
+        return next(iter(splits))
     return "test" if "test" in splits and (splits["test"].labels > 0).any() else "vali"
 
 
@@ -213,6 +217,33 @@ def read_per_query(folder: Path) -> PerQuery:
     )
 
 
+# --- per document -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PerDocument:
+    """Scores and labels [N] of the documents of the queries in queries.safetensors, list after list, and what they are called."""
+
+    scores: np.ndarray
+    labels: np.ndarray
+    rows: np.ndarray  # of the source, from 0
+
+
+def write_per_document(folder: Path, data: RankingDataset, scores: np.ndarray) -> None:
+    """Write scores.safetensors: scores [N] of lists in the dataset's order."""
+    rows = np.arange(len(scores)) if data.rows is None else data.rows
+    arrays = {"scores": scores, "labels": data.labels, "rows": rows}
+    save_tensors(folder / SCORES, {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, {})
+
+
+def read_per_document(folder: Path) -> PerDocument | None:
+    """The scores of a finished run; None where it kept none."""
+    if not (folder / SCORES).is_file():
+        return None
+    tensors, _ = load_tensors(folder / SCORES, _AGAIN)
+    return PerDocument(**{name: tensors[name].numpy() for name in ("scores", "labels", "rows")})
+
+
 # --- report -----------------------------------------------------------------------------------------------------------
 
 
@@ -225,13 +256,17 @@ def write_results(
     *,
     device: torch.device,
     threads: int,
+    scores: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Write the per-query values of what `metrics_to_measure` named and, last, the report, which comes back.
 
-    `facts` holds what was trained and how: loss, data, seed, selection, best_epoch, epochs, seconds, processes.
+    `facts` holds what was trained and how: loss, data, seed, selection, best_epoch, epochs, seconds, processes. `scores` are
+    those of the split that is kept, [N], where they are what was measured.
     """
     split = kept_split(splits)
     write_per_query(folder, split, splits[split], results[split], metrics)
+    if scores is not None:
+        write_per_document(folder, splits[split], scores)
     known = versions()
     report = {
         "loss": facts["loss"],

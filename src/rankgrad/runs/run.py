@@ -30,7 +30,7 @@ from rankgrad.training.build import OwnLoss, as_spec, fit_to_data, make_device, 
 from rankgrad.training.config import Config, dumps, loads, replaced
 from rankgrad.training.data import ScaledSplits, shared_splits, without_zero_weights
 from rankgrad.training.distributed import Signals, lost_a_process
-from rankgrad.training.evaluate import evaluate
+from rankgrad.training.evaluate import evaluate, evaluate_and_score, score
 from rankgrad.training.loop import Epoch, Step, train
 from rankgrad.training.members import MemberState
 from rankgrad.training.precision import threads_and_precision
@@ -165,13 +165,18 @@ def _train_run(
     signals.stop_at_once()
     model, selected, on_validation = state.result(config, vali_set, device)
     ranker = Ranker.of(model, scaling, config, splits["train"], device, loss)
-    results = {
-        split: on_validation(metrics)
-        if split == "vali"
-        else evaluate(model, splits[split], metrics, device=device, rank=rank, world=world)
-        for split, metrics in files.metrics_to_measure(splits, config.train.metrics).items()
-    }
+    results, kept, scores = {}, files.kept_split(splits), None
+    for split, metrics in files.metrics_to_measure(splits, config.train.metrics).items():
+        where: dict[str, Any] = {"device": device, "rank": rank, "world": world}
+        if split == "vali":
+            results[split] = on_validation(metrics)
+        elif split == kept:
+            results[split], scores = evaluate_and_score(model, splits[split], metrics, **where)
+        else:
+            results[split] = evaluate(model, splits[split], metrics, **where)
     if rank == 0:
+        if kept == "vali" and config.members.bag == 1:  # bagged members are measured each on its own queries
+            scores = score(model, vali_set, device=device)
         files.write_ranker(folder, ranker)
         facts = {
             "loss": config.loss.title,
@@ -185,7 +190,7 @@ def _train_run(
         }
         settings = config.train
         report = files.write_results(
-            folder, splits, results, settings.metrics, facts, device=device, threads=settings.threads
+            folder, splits, results, settings.metrics, facts, device=device, threads=settings.threads, scores=scores
         )
         yield Finished({"run": str(folder), **report})
     del loop

@@ -215,13 +215,10 @@ def _finish(
     _write_models(folder, how.library, models, splits["train"], facts)
     score = averaged([model.score for model in models])
 
-    def values(split: str, metrics: Sequence[str]) -> dict[str, np.ndarray]:
-        data = splits[split]
-        held_out = averaged([lambda _, one=one: one.held_out for one in kept])  # type: ignore[misc]
-        return measure(held_out(data) if split == "vali" else score(data), data, metrics)
-
+    held_out = averaged([lambda _, one=one: one.held_out for one in kept])  # type: ignore[misc]
+    scores = {split: (held_out if split == "vali" else score)(data) for split, data in splits.items()}
     results = {
-        split: values(split, metrics)
+        split: measure(scores[split], splits[split], metrics)
         for split, metrics in files.metrics_to_measure(splits, config.train.metrics).items()
     }
     report = files.write_results(
@@ -248,11 +245,14 @@ def _finish(
                 "bag": bag,
                 "models": len(models),
                 "validation_of_best": best["validation"],
-                "validation_of_average": mean(values("vali", [metric.name])[metric.name], metric.empty),
+                "validation_of_average": mean(
+                    measure(scores["vali"], splits["vali"], [metric.name])[metric.name], metric.empty
+                ),
             },
         },
         device=torch.device("cpu"),
         threads=how.threads,
+        scores=scores[files.kept_split(splits)],
     )
     return {"run": str(folder), **report}
 
@@ -265,11 +265,12 @@ def fit_trees_run(folder: Path, config: TreeConfig, splits: Mapping[str, Ranking
     folder.mkdir(parents=True, exist_ok=True)
     facts = {**dataclasses.asdict(config), "chosen": best_of(tried), "tried": tried}
     _write_models(folder, config.library, [trees], splits["train"], facts)
+    scores = {split: trees.score(data) for split, data in splits.items()}
     return files.write_results(
         folder,
         splits,
         {
-            split: measure(trees.score(splits[split]), splits[split], metrics)
+            split: measure(scores[split], splits[split], metrics)
             for split, metrics in files.metrics_to_measure(splits, config.metrics).items()
         },
         config.metrics,
@@ -285,6 +286,7 @@ def fit_trees_run(folder: Path, config: TreeConfig, splits: Mapping[str, Ranking
         },
         device=torch.device("cpu"),
         threads=config.threads,
+        scores=scores[files.kept_split(splits)],
     )
 
 

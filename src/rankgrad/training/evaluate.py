@@ -44,10 +44,19 @@ def scored(
 def score(model: nn.Module, dataset: RankingDataset, *, device: torch.device) -> np.ndarray:
     """One score per document, in the dataset's order, [N] float32."""
     scores = np.empty(len(dataset.labels), dtype=np.float32)
-    for batch, values in scored(model, dataset, device=device):
+    for _ in _kept(scored(model, dataset, device=device), dataset, scores):
+        pass
+    return scores
+
+
+def _kept(
+    lists: Iterator[tuple[Batch, Tensor]], dataset: RankingDataset, scores: np.ndarray
+) -> Iterator[tuple[Batch, Tensor]]:
+    """The same batches, their scores written down in the dataset's order, [N], on the way."""
+    for batch, values in lists:
         documents, mask = _documents(batch, dataset)
         scores[documents[mask]] = values.cpu().numpy()[mask]
-    return scores
+        yield batch, values
 
 
 def evaluate(
@@ -64,6 +73,26 @@ def evaluate(
     Of `world` processes each evaluates its share of the lists, and all of them get all values.
     """
     return _measured(scored(model, dataset, device=device, rank=rank, world=world), dataset, metrics, device, world)
+
+
+def evaluate_and_score(
+    model: nn.Module,
+    dataset: RankingDataset,
+    metrics: Sequence[str],
+    *,
+    device: torch.device,
+    rank: int = 0,
+    world: int = 1,
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """What `evaluate` gives, and the scores it measured: one per document, in the dataset's order, [N] float32."""
+    scores = np.zeros(len(dataset.labels), dtype=np.float32)
+    lists = _kept(scored(model, dataset, device=device, rank=rank, world=world), dataset, scores)
+    values = _measured(lists, dataset, metrics, device, world)
+    if world > 1:
+        everyones = torch.from_numpy(scores).to(device)
+        dist.all_reduce(everyones)  # a query is one process's alone: all others add 0
+        scores = everyones.cpu().numpy()
+    return values, scores
 
 
 def measure(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
