@@ -1,5 +1,6 @@
 """`rankgrad evaluate`: metrics of runs on data."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ EXAMPLES = examples(
     "rankgrad evaluate runs/first data/",
     "rankgrad evaluate runs/first new.csv --metric ndcg@5 --metric precision@1",
     "rankgrad evaluate runs/first runs/second data/",
+    "rankgrad evaluate --scores predictions.txt data/ --name lightgbm",
 )
 
 
@@ -21,6 +23,19 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="METRIC", help="Such as ndcg@10 or map; may be given many times. [those of the run]"),
     ] = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Measure these scores of DATA, from elsewhere, in place of a run's."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Who gave them. [the name of FILE]")] = "",
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where they are kept. [runs/NAME]")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="data.KEY=VALUE", help="With --scores: what DATA calls its columns, or its fold."
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace scores that FOLDER holds.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure runs on DATA: metrics and bootstrap intervals.
@@ -30,9 +45,26 @@ def evaluate(
     can move a metric by more than a better model would.
 
     Several runs count as one ranker: the mean of their scores, standardised within each list.
+
+    With --scores FILE, the scores of another program are measured and kept in FOLDER, which `compare` and `report` take beside
+    runs. FILE holds a number per row of DATA; or a TREC run, QUERY Q0 DOCUMENT RANK SCORE TAG, where DOCUMENT is the row
+    counted from 1; or a Parquet or CSV table with the column score and, where it is in another order than DATA, qid and
+    document.
     """
     from rankgrad.cli.render import describe_evaluation
-    from rankgrad.runs.compare import evaluate_runs
+    from rankgrad.runs.compare import evaluate_runs, evaluate_scores
 
+    if scores is not None:
+        if runs:
+            raise ValueError(f"--scores and the run {runs[0]} were given; expected one of them; leave the other out")
+        found = evaluate_scores(
+            scores, data, split, metric or (), name=name, out=out, settings=settings or (), overwrite=overwrite
+        )
+        show(found, describe_evaluation, as_json=as_json)
+        return
+    if name or out or settings or overwrite:
+        raise ValueError(
+            "--name, --out, --set and --overwrite are for scores from elsewhere; expected --scores FILE too"
+        )
     expect_runs_and_data(runs, data, "measure them on")
     show(evaluate_runs(runs, data, split, metric or ()), describe_evaluation, as_json=as_json)

@@ -63,6 +63,7 @@ def describe_evaluation(result: Mapping[str, Any]) -> str:
             if result["trained_on"]
             else ""
         )
+        + (f"\nkept as {result['name']} in {result['folder']}" if "folder" in result else "")
     )
 
 

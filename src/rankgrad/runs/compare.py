@@ -9,10 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.folder import MANIFEST
+from rankgrad.data.load import Columns, read_lists
+from rankgrad.runs.elsewhere import keep_scores, read_scores
 from rankgrad.runs.ensemble import Ensemble
-from rankgrad.runs.folder import CONVENTION, PerQuery, read_per_query
+from rankgrad.runs.folder import CONVENTION, PerQuery, is_run, read_per_query
 from rankgrad.runs.significance import LEVEL, bootstrap_interval, compare
+from rankgrad.training.config import configure
 from rankgrad.training.evaluate import RULES
 
 ENSEMBLE = "mean of scores standardised within each list"
@@ -30,6 +34,51 @@ def evaluate_runs(folders: Sequence[Path], data: str, split: str, metrics: Seque
     return {
         **({"runs": [str(folder) for folder in folders], "ensemble": ENSEMBLE} if len(folders) > 1 else {}),
         **({"run": str(folders[0])} if len(folders) == 1 else {}),
+        **_described(data, lists, values),
+        "trained_on": seen and (whole or split == "train"),
+    }
+
+
+def evaluate_scores(
+    file: Path,
+    data: str,
+    split: str,
+    metrics: Sequence[str],
+    *,
+    name: str = "",
+    out: Path | None = None,
+    settings: Sequence[str] = (),
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Metrics of scores from elsewhere on data, which are kept in the folder `out` (runs/NAME) like those of a run."""
+    name = name or file.name.partition(".")[0]
+    if not name.strip() or not name.isprintable() or "/" in name or name in (".", ".."):
+        raise ValueError(f"{name!r} cannot name a ranker; expected a word such as lightgbm; choose another --name")
+    if is_run(data):
+        raise ValueError(f"{data} is a run; expected DATA, the lists that were scored; name them last")
+    others = [setting for setting in settings if not setting.strip().startswith("data.")]
+    if others:
+        raise ValueError(
+            f"--set {others[0]} is not about the lists; expected a key of [data], such as --set data.qid=query"
+        )
+    config = configure(data, {}, settings).data
+    lists = read_lists(data, split=split, fold=config.fold, columns=Columns(config.label, config.qid))
+    folder = out or Path("runs") / name
+    values = keep_scores(
+        folder,
+        name,
+        read_scores(file, lists, qid=config.qid),
+        lists,
+        split=split,
+        metrics=metrics,
+        source=data,
+        overwrite=overwrite,
+    )
+    return {"name": name, "folder": str(folder), **_described(data, lists, values), "trained_on": False}
+
+
+def _described(data: str, lists: RankingDataset, values: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {
         "data": data,
         "queries": len(lists),
         "empty_queries": lists.describe().empty_queries,
@@ -37,7 +86,6 @@ def evaluate_runs(folders: Sequence[Path], data: str, split: str, metrics: Seque
             name: {rule: with_interval(of_queries, empty) for rule, empty in RULES.items()}
             for name, of_queries in values.items()
         },
-        "trained_on": seen and (whole or split == "train"),
         "interval": LEVEL,
         "convention": CONVENTION,
     }

@@ -8,6 +8,7 @@ import numpy as np
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.runs.averaging import mean_of_standardised
+from rankgrad.runs.elsewhere import is_elsewhere
 from rankgrad.runs.folder import TREES
 from rankgrad.runs.run import Run, ScoringRun
 from rankgrad.runs.trees import TreeRun
@@ -16,6 +17,11 @@ from rankgrad.training.evaluate import measure
 
 def open_run(folder: Path, device: str = "auto") -> ScoringRun:
     """Load a finished run of networks or of trees; no code from the folder is executed."""
+    if is_elsewhere(folder):
+        raise ValueError(
+            f"{folder} holds scores that another program gave, and no model to score with; expected a run; compare it and "
+            "report it beside runs instead"
+        )
     return TreeRun.open(folder) if (folder / TREES).is_file() else Run.open(folder, device)
 
 

@@ -1,0 +1,73 @@
+"""`rankgrad evaluate --scores`: the numbers of another program, beside our runs."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def scored(run, trained, data, tmp_path, monkeypatch):
+    """Scores of the first run as a file, in a folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    run("rank", trained / "first", data / "letor", "--out", "predictions.txt")
+    run("rank", trained / "first", data / "letor", "--format", "trec", "--out", "first.run")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_scores_of_a_run_through_a_file_are_the_run(run, trained, data, scored):
+    own = json.loads(run("evaluate", trained / "first", data / "letor", "--json")[1])
+    for file, name in (("predictions.txt", "lightgbm"), ("first.run", "first")):
+        code, out, err = run("evaluate", "--scores", file, data / "letor", "--name", name, "--json")
+        assert (code, err) == (0, "")
+        found = json.loads(out)
+        assert found["metrics"] == own["metrics"]
+        assert (found["name"], found["folder"], found["trained_on"]) == (name, f"runs/{name}", False)
+    compared = json.loads(run("compare", "runs/lightgbm", trained / "first", "--json")[1])
+    assert (compared["difference"], compared["ties"]) == (0, compared["queries"])
+    assert run("report", trained / "first", "runs/lightgbm")[0] == 0
+    for command in ("evaluate", "rank"):
+        code, out, err = run(command, "runs/lightgbm", data / "letor")
+        assert (code, out) == (2, "") and "no model" in err
+
+
+@pytest.mark.slow
+def test_the_name_comes_from_the_file_and_tables_may_name_their_columns(run, data, scored):
+    rows = (data / "one.csv").read_text().splitlines()
+    (scored / "mine.csv").write_text("\n".join([rows[0].replace("qid", "query").replace("label", "grade"), *rows[1:]]))
+    (scored / "xgb.txt").write_text("".join(f"{n % 7}\n" for n in range(len(rows) - 1)))
+    code, out, err = run(
+        "evaluate", "--scores", "xgb.txt", "mine.csv", "--set", "data.qid=query", "--set", "data.label=grade"
+    )
+    assert (code, err) == (0, "")
+    assert out.endswith("kept as xgb in runs/xgb\n")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        (["--scores", "short.txt", "DATA"], "31 scores"),
+        (["--scores", "absent.txt", "DATA"], "absent.txt does not exist"),
+        (["--scores", "predictions.txt", "DATA", "--name", "../escape"], "'../escape' cannot name"),
+        (["--scores", "predictions.txt", "DATA", "--name", "\x1b[31m"], r"'\x1b[31m' cannot name"),
+        (["--scores", "predictions.txt", "DATA", "--name", ".."], "cannot name"),
+        (["--scores", "predictions.txt", "RUN"], "is a run"),
+        (["--scores", "predictions.txt", "RUN", "DATA"], "expected one of them"),
+        (["--scores", "predictions.txt", "DATA", "--set", "train.epochs=3"], "key of [data]"),
+        (["--scores", "predictions.txt", "DATA", "--split", "vali"], "32 documents"),
+        (["--scores", "predictions.txt", "DATA", "--metric", "ndgc@10"], "ndgc"),
+        (["RUN", "DATA", "--name", "x"], "expected --scores"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(run, trained, data, scored, arguments, fact):
+    lines = (scored / "predictions.txt").read_text().splitlines()
+    (scored / "short.txt").write_text("\n".join(lines[:-1]))
+    if "vali" in arguments:
+        (scored / "predictions.txt").write_text("\n".join(lines[:-3]))
+    places = {"DATA": data / "letor", "RUN": trained / "first"}
+    code, out, err = run("evaluate", *(places.get(argument, argument) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert fact in err and err.count("\n") == 1 and "\x1b" not in err
+    assert not (scored / "runs").exists()
