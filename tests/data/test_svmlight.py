@@ -367,6 +367,55 @@ def test_missing_features_are_zero_or_nan(tmp_path):
 
 
 @pytest.mark.usefixtures("path_taken")
+def test_nan_is_a_value_where_missing_features_are_nan(tmp_path):
+    nan, text = np.nan, b"2 qid:7 1:nan 3:1 # a:nan\n0 qid:7 2:NaN\t1:4\n1 qid:9 1:3 2:1e300 3:nan\n"
+    path = write(tmp_path, text)
+    data = read_svmlight(path, missing=nan)
+    largest = np.float32(3.4028235e38)
+    np.testing.assert_array_equal(data.features, np.float32([[nan, nan, 1], [4, nan, nan], [3, largest, nan]]))
+    assert data.provenance["first_clamped"] == f"{path}:3:13"
+    with pytest.raises(ValueError, match=r":1:9: '1:nan' .*data\.missing=nan"):
+        read_svmlight(path)
+    sided = write(tmp_path, text.replace(b" qid:7", b"").replace(b" qid:9", b""), "sided")
+    again = read_svmlight(sided, groups=write(tmp_path, b"2\n1\n", "g"), missing=nan)
+    np.testing.assert_array_equal(again.features, data.features)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"nan qid:1 1:2\n", "1:1: label 'nan'"),
+        (b"0 qid:nan 1:2\n", "1:3: 'qid:nan'"),
+        (b"0 qid:1 nan:2\n", "1:9: 'nan:2'"),
+        (b"0 qid:1 1:2 2:-nan\n", "1:13: '2:-nan'"),
+        (b"0 qid:1 1:nan2\n", "1:9: '1:nan2'"),
+        (b"0 qid:1 2:nan 2:1\n", "1:15: '2:1' repeats feature 2"),
+        (b"0 qid:1 0:nan\n", "1:9: '0:nan' has index 0"),
+        (b"0 qid:1 1:inf\n", "1:9: '1:inf'"),
+        (b"0 qid:1 1:nan 2:1e999\n", "1:15: '2:1e999'"),
+    ],
+)
+@pytest.mark.usefixtures("path_taken")
+def test_nan_stands_for_a_value_and_nothing_else(line, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        read_svmlight(write(tmp_path, line), missing=np.nan)
+
+
+@pytest.mark.usefixtures("path_taken")
+def test_features_may_be_numbered_from_zero(tmp_path):
+    path = write(tmp_path, b"2 qid:7 0:0.5 2:1\n0 qid:7 1:4\n1 qid:9 2:9 0:3\n")
+    data = read_svmlight(path, zero_based=True)
+    assert data.features.tolist() == [[0.5, 0, 1], [0, 4, 0], [3, 0, 9]]
+    assert read_svmlight(path, zero_based=True, features=4).features.shape == (3, 4)
+    with pytest.raises(ValueError, match=r":1:15: '2:1' has an index beyond the 2 features .*features 0 to 1 only"):
+        read_svmlight(path, zero_based=True, features=2)
+    with pytest.raises(ValueError, match=r":1:9: '0:0\.5' has index 0.*zero_based"):
+        read_svmlight(path)
+    with pytest.raises(ValueError, match=r":1:13: '0:2' repeats feature 0"):
+        read_svmlight(write(tmp_path, b"2 qid:7 0:1 0:2\n", "twice"), zero_based=True)
+
+
+@pytest.mark.usefixtures("path_taken")
 def test_clamped_values_are_counted_and_reported(tmp_path, caplog):
     path = write(tmp_path, GOOD + b"1e40 qid:9 1:1 2:1.797e308\n0 qid:9 1:-1e39\n")
     data = read_svmlight(path)

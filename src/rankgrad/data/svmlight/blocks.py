@@ -10,7 +10,7 @@ from types import ModuleType
 
 import numpy as np
 
-from rankgrad.data.svmlight.line import MAX_INDEX, MAX_LINE, LineError, Row, read_line
+from rankgrad.data.svmlight.line import DEFAULT_RULES, MAX_LINE, LineError, Row, Rules, read_line
 
 # Slots of the int64 array in which the compiled reader and `parse_block` count; *_LINE are line numbers from 1.
 ROWS, ENTRIES, LINES, CLAMPED, CLAMPED_LINE, WIDEST, WIDEST_LINE, SLOTS = range(8)
@@ -42,12 +42,12 @@ class Parsed:
     labels: np.ndarray  # float32 [n]
     qids: np.ndarray  # int64 [n]
     row_ends: np.ndarray  # int64 [n]: row r has the entries row_ends[r - 1]:row_ends[r]
-    indices: np.ndarray  # int32 [entries], from 1
+    indices: np.ndarray  # int32 [entries], of features, from 1
     values: np.ndarray  # float32 [entries]
     lines: int
     clamped: int
     first_clamped: int  # its line
-    widest: int  # largest index
+    widest: int  # largest of the indices
     widest_line: int
 
 
@@ -67,7 +67,7 @@ def _compiled() -> ModuleType:
     return compiled
 
 
-def parse_block(text: bytes, scratch: Scratch, wants_qid: bool = True, limit: int = MAX_INDEX) -> Parsed:
+def parse_block(text: bytes, scratch: Scratch, rules: Rules = DEFAULT_RULES) -> Parsed:
     r"""The documents of whole lines of text, the last ending with a newline too.
 
     >>> block = parse_block(b"2 qid:7 1:0.5\n0 qid:7 3:1\n", Scratch())
@@ -84,13 +84,15 @@ def parse_block(text: bytes, scratch: Scratch, wants_qid: bool = True, limit: in
     at = 0
     while True:
         if fast:
-            at = compiled.read_lines(bytes_of_text, at, wants_qid, limit, *parts, scratch.seen, state)
+            at = compiled.read_lines(
+                bytes_of_text, at, rules.wants_qid, rules.limit, 1 - rules.base, *parts, scratch.seen, state
+            )
         if at == len(text):
             break
         end = text.index(b"\n", at)
         state[LINES] += 1
         try:
-            row = read_line(text[at:end], wants_qid, limit)
+            row = read_line(text[at:end], rules)
         except LineError as refused:
             raise BlockError(int(state[LINES]), refused) from None
         if row is not None:

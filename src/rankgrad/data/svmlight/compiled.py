@@ -162,13 +162,14 @@ def _repeats(indices, seen):
 
 
 @_compile
-def read_lines(text, at, wants_qid, limit, indices, values, row_ends, labels, qids, seen, state):
+def read_lines(text, at, wants_qid, limit, shift, indices, values, row_ends, labels, qids, seen, state):
     """Read the lines of text[at:], which ends with a newline; return the start of the line it stopped before.
 
     Row r has label labels[r], query qids[r] and the entries row_ends[r - 1]:row_ends[r] of indices (from 1,
-    at most `limit`) and values. `seen` [SEEN] and `state` [SLOTS] begin as zeros and are continued from call to call.
+    at most `limit`; `shift` is what the text's numbers lack of that) and values. `seen` [SEEN] and `state` [SLOTS] begin as
+    zeros and are continued from call to call.
     """
-    at, stop, limit = _U(at), _U(len(text)), _U(limit)
+    at, stop, limit, shift = _U(at), _U(len(text)), _U(limit), _U(shift)
     rows, entries, lines = _U(state[ROWS]), _U(state[ENTRIES]), state[LINES]
     line = at
     while at < stop:
@@ -225,6 +226,7 @@ def read_lines(text, at, wants_qid, limit, indices, values, row_ends, labels, qi
                         digit = _U(text[at]) - _ZERO_DIGIT
                     if at == first:
                         continue  # another blank; or the loop ends, at the end of the line or at an unknown character
+                    index += shift
                     # index - 1 >= limit: zero or too large
                     if text[at] != _COLON or at - first > _U(_DIGITS) or index - _ONE >= limit:
                         unsure = True

@@ -4,13 +4,13 @@ r"""One line of SVMLight text, read strictly: the rules of the format and the me
     label    a number that is not negative
     value    a number: [+-] digits [. digits] [e [+-] digits], a digit before or after the point
     query    [+-] digits, within 64 bits
-    index    digits, from 1, each at most once in a line, in any order
+    index    digits, from 1, or from 0 in text that says so, each at most once in a line, in any order
     digits   0 to 9; at most 20 in a query or an index, leading zeros included
     blank    space or tab; a carriage return is allowed at the very end of a line
 
 A number is finite: one beyond float64 is refused, one beyond float32 becomes the largest float32 and is
 counted. Every other token becomes the float32 nearest to its decimal value (ties to even), never by way of
-a rounded float64.
+a rounded float64. Where features that a line does not name are missing, a value may also be `nan`, in any case.
 """
 
 from __future__ import annotations
@@ -33,13 +33,24 @@ _LABEL = re.compile(rb"[ \t]*+" + _NUMBER + rb"(?=[ \t]|\Z)")
 _QID = re.compile(rb"[ \t]++qid:[+-]?+\d{1,20}+(?=[ \t]|\Z)")
 _ENTRY = re.compile(rb"[ \t]++(\d{1,20}+):" + _NUMBER + rb"(?=[ \t]|\Z)")
 _ENTRIES = re.compile(rb"(?:[ \t]++\d{1,20}+:" + _NUMBER + rb")*+[ \t]*+\Z")
+_NAN = re.compile(rb"(?<=:)nan(?=[ \t]|\Z)", re.IGNORECASE)  # a value, where it is accepted
 _TOKEN = re.compile(rb"[ \t]*+([^ \t]*+)")
 _FINITE = "a finite decimal number such as 3, -0.25 or 1e-4"
 
 
 @dataclass(frozen=True)
+class Rules:
+    """What a text may hold."""
+
+    wants_qid: bool = True
+    limit: int = MAX_INDEX  # features there may be
+    base: int = 1  # index of the first feature: 1 or 0
+    nan: bool = False  # whether a value may be `nan`
+
+
+@dataclass(frozen=True)
 class Row:
-    """A line that holds a document: indices (from 1, in the line's order) and float32 values, one each."""
+    """A line that holds a document: features (from 1, in the line's order) and float32 values, one each."""
 
     label: float
     query: int
@@ -57,7 +68,10 @@ class LineError(Exception):
         self.reason = reason
 
 
-def read_line(line: bytes, wants_qid: bool = True, limit: int = MAX_INDEX) -> Row | None:
+DEFAULT_RULES = Rules()
+
+
+def read_line(line: bytes, rules: Rules = DEFAULT_RULES) -> Row | None:
     r"""The document of a line without its newline, or None for a blank line or a comment.
 
     >>> row = read_line(b"2 qid:7 1:0.5 4:1e-3 # title")
@@ -74,14 +88,18 @@ def read_line(line: bytes, wants_qid: bool = True, limit: int = MAX_INDEX) -> Ro
     body = line.removesuffix(b"\r").partition(b"#")[0]
     if not body.strip(b" \t"):
         return None
-    row = _accept(body, wants_qid, limit)
+    row = _accept(body, rules)
     if row is None:
-        raise _explain(body, wants_qid, limit)
+        raise _explain(body, rules)
     return row
 
 
-def _accept(body: bytes, wants_qid: bool, limit: int) -> Row | None:
+def _accept(body: bytes, rules: Rules) -> Row | None:
     """The document of a line that keeps every rule, else None."""
+    wants_qid, limit, missing = rules.wants_qid, rules.limit, []
+    if rules.nan:
+        missing = [found.start() for found in _NAN.finditer(body)]
+        body = _NAN.sub(b"0.0", body)  # as long: columns stay
     found = _LABEL.match(body)
     if found is not None and wants_qid:
         found = _QID.match(body, found.end())
@@ -90,7 +108,7 @@ def _accept(body: bytes, wants_qid: bool, limit: int) -> Row | None:
     label, *parts = body.replace(b":", b" ").split()
     query = int(parts.pop(1)) if wants_qid else 0
     names, tokens = parts[wants_qid::2], [label, *parts[wants_qid + 1 :: 2]]
-    indices = list(map(int, names))
+    indices = [int(name) + 1 - rules.base for name in names]
     numbers = np.array(list(map(float, tokens)))
     if (
         _is_negative(label)
@@ -105,11 +123,15 @@ def _accept(body: bytes, wants_qid: bool, limit: int) -> Row | None:
     if clamped:
         starts = [found.start() + 1 for found in re.finditer(rb"[^ \t]++", body)]
         clamped = [starts[position + wants_qid if position else 0] for position in clamped]
+    for start in missing:
+        values[body.count(b":", 0, start) - wants_qid] = np.nan  # values[0] is the label
     return Row(float(values[0]), query, indices, values[1:], tuple(clamped))
 
 
-def _explain(body: bytes, wants_qid: bool, limit: int) -> LineError:
+def _explain(body: bytes, rules: Rules) -> LineError:
     """What is wrong with the leftmost bad token of a line that _accept does not take."""
+    wants_qid, limit, shown = rules.wants_qid, rules.limit, body
+    body = _NAN.sub(b"0.0", body) if rules.nan else body
     found = _LABEL.match(body)
     if found is None or _is_negative(found[0]) or math.isinf(float(found[0])):
         return _refuse_label(body)
@@ -117,20 +139,25 @@ def _explain(body: bytes, wants_qid: bool, limit: int) -> LineError:
         start = found.end()
         found = _QID.match(body, start)
         if found is None or int(found[0].split(b":")[1]) not in INT64:
-            return _refuse_qid(body, start)
+            return _refuse_qid(shown, start)
     seen = set()
     while True:
         start = found.end()
         found = _ENTRY.match(body, start)
         if found is None:
-            return _refuse_entry(body, start, wants_qid)
+            return _refuse_entry(shown, start, wants_qid)
         index = int(found[1])
-        if index == 0:
-            return _refuse(body, start, "has index 0; expected features numbered from 1; add one to every index")
-        if index > limit:
-            return _refuse_wide(body, start, limit)
+        if index < rules.base:
+            return _refuse(
+                shown,
+                start,
+                "has index 0; expected features numbered from 1; add one to every index, or say that they are numbered from 0 "
+                "(zero_based=True in Python, --set data.zero_based=true in train)",
+            )
+        if index > limit - 1 + rules.base:
+            return _refuse_wide(shown, start, limit, rules.base)
         if index in seen:
-            return _refuse(body, start, f"repeats feature {index}; expected each index at most once in a line")
+            return _refuse(shown, start, f"repeats feature {index}; expected each index at most once in a line")
         seen.add(index)
         if math.isinf(float(found[0].split(b":")[1])):
             return _refuse(body, start, f"has a value beyond the range of float64; expected {_FINITE}")
@@ -143,13 +170,13 @@ def _is_negative(number: bytes) -> bool:
 
 def clamped_column(line: bytes) -> int:
     """The column (from 1) of the first number beyond float32 in an accepted line, with qid or without."""
-    row = read_line(line, wants_qid=re.match(rb"[^#]*[ \t]qid:", line) is not None)
+    row = read_line(line, Rules(re.match(rb"[^#]*[ \t]qid:", line) is not None, base=0, nan=True))
     assert row is not None
     return row.clamped[0]
 
 
 def find_index(line: bytes, index: int) -> tuple[int, str]:
-    """The column (from 1) of a feature in an accepted line, and its token quoted."""
+    """The column (from 1) of an index in an accepted line, and its token quoted."""
     for found in re.finditer(rb"(?<=[ \t])(\d++):[^ \t#]++", line):
         if int(found[1]) == index:
             return found.start() + 1, quote(found[0])
@@ -231,11 +258,13 @@ def _refuse_qid(body: bytes, at: int) -> LineError:
     )
 
 
-def _refuse_wide(body: bytes, at: int, limit: int) -> LineError:
+def _refuse_wide(body: bytes, at: int, limit: int, base: int) -> LineError:
     if limit == MAX_INDEX:
-        return _refuse(body, at, f"has an index beyond {MAX_INDEX}; expected features numbered from 1 upwards")
+        return _refuse(body, at, f"has an index beyond {MAX_INDEX}; expected features numbered from {base} upwards")
     return _refuse(
-        body, at, f"has an index beyond the {limit} features expected; give a file with features 1 to {limit} only"
+        body,
+        at,
+        f"has an index beyond the {limit} features expected; give a file with features {base} to {limit - 1 + base} only",
     )
 
 
@@ -251,11 +280,16 @@ def _refuse_entry(body: bytes, at: int, wants_qid: bool) -> LineError:
     if not colon:
         return LineError(column, f"{quote(token)} is not index:value; expected features such as 3:0.25")
     if re.fullmatch(rb"[0-9]{21,}", name):
-        return _refuse_wide(body, at, MAX_INDEX)
+        return _refuse_wide(body, at, MAX_INDEX, base=1)
     if not re.fullmatch(rb"[0-9]+", name):
         return LineError(column, f"{quote(token)} has an index that is not a whole number from 1")
     missing = value.lower().lstrip(b"+-") in (b"nan", b"na", b"null", b"none", b"?", b"")
-    hint = "; leave a missing feature out of its line" if missing else _hint(value)
+    hint = (
+        "; leave a missing feature out of its line, or write nan for it and say so (missing=nan in Python, --set "
+        "data.missing=nan in train)"
+        if missing
+        else _hint(value)
+    )
     return LineError(column, f"{quote(token)} has a value that is not {_FINITE}{hint}")
 
 

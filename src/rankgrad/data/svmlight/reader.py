@@ -24,7 +24,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.grouping import as_missing, first_return, group_rows
 from rankgrad.data.svmlight import text as text_files
 from rankgrad.data.svmlight.blocks import BlockError, Parsed, Scratch, parse_block
-from rankgrad.data.svmlight.line import MAX_INDEX, clamped_column, find_index, quote
+from rankgrad.data.svmlight.line import MAX_INDEX, Rules, clamped_column, find_index, quote
 from rankgrad.data.svmlight.matrix import GrowingMatrix
 
 PathLike = str | os.PathLike[str]
@@ -44,6 +44,7 @@ def read_svmlight(
     features: int | None = None,
     groups: PathLike | Sequence[PathLike] | None = None,
     missing: float = 0.0,
+    zero_based: bool = False,
     scattered: str = "group",
     progress: Callable[[int, int], None] | None = None,
 ) -> RankingDataset:
@@ -57,7 +58,9 @@ def read_svmlight(
       memory: then it is refused.
     - `groups`: for files without qid, a side file each, with the number of rows of one query per line; queries are
       numbered from 0.
-    - `missing`: the value of features that a line does not name: a number that float32 holds, or NaN.
+    - `missing`: the value of features that a line does not name: a number that float32 holds, or NaN; with NaN a line may
+      also write nan for a value.
+    - `zero_based`: whether the first feature has index 0, as in files of scikit-learn; else it has index 1.
     - `scattered`: where the rows of a query are not together, "group" moves them to the query's first row (`rows` of
       the result remembers where they were) and "refuse" raises an error.
     - `progress`: called with the bytes read so far and the bytes of all files.
@@ -82,8 +85,9 @@ def read_svmlight(
     missing = as_missing(missing)
     one_of("scattered", scattered, ("group", "refuse"))
 
-    reading = _Reading(GrowingMatrix(missing), features or 0, fixed=features is not None)
-    _read(paths, reading, wants_qid=sides is None, progress=progress)
+    reading = _Reading(GrowingMatrix(missing), features or 0, fixed=features is not None, base=0 if zero_based else 1)
+    rules = Rules(wants_qid=sides is None, limit=features or MAX_INDEX, base=reading.base, nan=bool(np.isnan(missing)))
+    _read(paths, reading, rules, progress=progress)
     labels, qids = np.concatenate(reading.labels), np.concatenate(reading.qids)
     if sides is None:
         order, offsets, query_ids = group_rows(qids)
@@ -126,6 +130,7 @@ class _Reading:
     matrix: GrowingMatrix
     width: int  # fixed by the caller, or the largest index so far
     fixed: bool
+    base: int = 1  # index of the first feature
     labels: list[np.ndarray] = field(default_factory=list)
     qids: list[np.ndarray] = field(default_factory=list)
     rows_per_file: list[int] = field(default_factory=list)
@@ -169,7 +174,7 @@ class _Reading:
         else:
             return
         path, number, line = self.widest
-        column, token = find_index(line, self.width)
+        column, token = find_index(line, self.width - 1 + self.base)
         raise ValueError(
             f"{path}:{number}:{column}: {token} makes the dense result at least {size / 2**30:,.1f} GiB, {excess}; "
             f"expected indices near the number of features; correct the index, or pass features={self.width} if it "
@@ -188,14 +193,13 @@ def memory_bytes() -> int | None:
 def _read(
     paths: Sequence[Path],
     reading: _Reading,
-    wants_qid: bool,
+    rules: Rules,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Read the files in order: several threads parse blocks, this one puts them together."""
     affinity = getattr(os, "sched_getaffinity", None)  # the cores this process may use; not on every system
     workers = min(len(affinity(0)) if affinity else os.cpu_count() or 1, 16)
     scratches = [Scratch() for _ in range(workers + 2)]
-    limit = reading.width if reading.fixed else MAX_INDEX
     sizes = [path.stat().st_size for path in paths]
     small = sum(sizes) <= text_files.BLOCK  # not worth a thread
     with ThreadPoolExecutor(workers) as pool:
@@ -205,8 +209,8 @@ def _read(
 
             def start(text: bytes, scratch: Scratch) -> Callable[[], Parsed]:
                 if small:
-                    return partial(parse_block, text, scratch, wants_qid, limit)
-                return pool.submit(parse_block, text, scratch, wants_qid, limit).result
+                    return partial(parse_block, text, scratch, rules)
+                return pool.submit(parse_block, text, scratch, rules).result
 
             try:
                 for block, text, done in _parsed(text_files.blocks(path), start, scratches):
