@@ -44,7 +44,7 @@ from rankgrad.training.loop import Epoch, Step, train
 from rankgrad.training.progress import watch
 from rankgrad.training.step import Objective
 
-NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": "allow-nan"}
+NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": False}  # `as_float32` says where
 ROWS = 1024  # documents scored at once where no list is needed
 
 
@@ -275,7 +275,7 @@ class NeuralRanker(BaseEstimator):
         A transformer scores a document beside the others of its list and needs qid; the other models do without.
         """
         check_is_fitted(self, "ranker_")
-        rows = as_float32(validate_data(self, X, reset=False, **NUMBERS))
+        rows = as_float32(validate_data(self, X, reset=False, **NUMBERS), self._names())
         if qid is not None:
             ids = as_query_ids(qid, len(rows))
         elif not self._scores_alone():
@@ -349,7 +349,7 @@ class NeuralRanker(BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True  # a missing feature: the mean, after scaling
+        tags.input_tags.allow_nan = True  # a missing feature: 0 after scaling, and an indicator
         tags.target_tags.required = True
         tags.target_tags.positive_only = True
         return tags
@@ -469,7 +469,7 @@ def _plain(value: Any) -> Any:
 # --- what fit is given ------------------------------------------------------------------------------------------------
 
 
-def _documents(ranker: BaseEstimator, X: Any, y: Any, *, reset: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def _documents(ranker: NeuralRanker, X: Any, y: Any, *, reset: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """X [N, F] float32 and y [N] after scikit-learn's checks; `reset` notes the number and names of the features."""
     X, y = validate_data(ranker, X, y, y_numeric=True, reset=reset, **NUMBERS)
     if y.dtype.kind not in "fiub":
@@ -477,7 +477,7 @@ def _documents(ranker: BaseEstimator, X: Any, y: Any, *, reset: bool = False) ->
     if y.min() < 0:
         row = int(np.argmax(y < 0))
         raise ValueError(f"y[{row}] is {y[row]}; expected grades of relevance, 0 or above; shift or map your labels")
-    return as_float32(X), y
+    return as_float32(X, ranker._names()), y
 
 
 def _eval_parts(eval_set: Any, eval_qid: Any) -> tuple[Any, Any, Any] | None:

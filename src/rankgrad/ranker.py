@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.grouping import as_float32
 from rankgrad.data.scaling import Scaling
 from rankgrad.files import load_tensors, save_tensors
 from rankgrad.models import ranking_scores
@@ -57,7 +58,8 @@ class Ranker:
         """A model that was trained by a configuration on lists like `data`."""
         spec, _ = next(iter(losses_of(config, loss).values()))
         units = spec.units(int(data.labels.max()))
-        return cls(model.eval(), scaling, config, device, units, spec.tanh, data.feature_names)
+        names = data.feature_names if data.feature_names is None else data.feature_names[: scaling.columns]
+        return cls(model.eval(), scaling, config, device, units, spec.tanh, names)
 
     @property
     def features(self) -> int:
@@ -65,10 +67,14 @@ class Ranker:
         return self.scaling.columns
 
     def score(self, features: Any, sizes: Any = None) -> np.ndarray:
-        """Scores [N] float32 of documents [N, F]; `sizes` says how many rows each list has, None: all are one list."""
-        rows = np.asarray(features, dtype=np.float32)
+        """Scores [N] float32 of documents [N, F]; `sizes` says how many rows each list has, None: all are one list.
+
+        NaN is a missing value; infinity is refused.
+        """
+        rows = np.asarray(features)
         if rows.ndim != 2 or rows.shape[1] != self.features:
             raise ValueError(f"features have shape {rows.shape}; expected [documents, {self.features}]")
+        rows = as_float32(rows if rows.dtype.kind == "f" else rows.astype(np.float32), self.names)
         lengths = np.array([len(rows)]) if sizes is None else np.asarray(sizes)
         whole = lengths.ndim == 1 and (lengths.dtype.kind in "iu" or not lengths.size)  # numpy makes [] floats
         if not whole or (lengths < 0).any() or lengths.sum() != len(rows):
@@ -139,10 +145,10 @@ class Ranker:
         tanh = facts["tanh"] if "tanh" in facts else next(iter(losses_of(config).values()))[0].tanh
         model: nn.Module
         if "members.weights" in weights:
-            model = make_averaged(config, scaling.columns, len(weights["members.weights"]))
+            model = make_averaged(config, scaling.inputs, len(weights["members.weights"]))
         else:
             with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
-                model = make_scorer(config, scaling.columns, units, tanh=tanh)
+                model = make_scorer(config, scaling.inputs, units, tanh=tanh)
         try:
             model.load_state_dict(weights)
         except RuntimeError:

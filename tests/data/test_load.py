@@ -144,6 +144,32 @@ def test_splits_with_different_columns_are_refused(tmp_path):
         read_splits(str(tmp_path / "saved"))
 
 
+def test_what_is_missing_is_as_the_configuration_says(tmp_path):
+    nan = np.nan
+    table = write(tmp_path / "tables", ["train.csv"], "qid,label,a,b\n0,1,2,\n0,0,,3\n")
+    text = write(tmp_path / "text", ["train.txt"], "1 qid:0 1:2\n0 qid:0 2:3\n")
+    write(tmp_path / "text", ["test.txt"], "1 qid:0 1:2\n")
+    rows = {"zero": [[2, 0], [0, 3]], "nan": [[2, nan], [nan, 3]], "all_zero": [[2, 0], [0, 3]]}
+    for missing, expected in rows.items():
+        columns = Columns(missing=missing)
+        splits = read_splits(text, columns=columns)
+        np.testing.assert_array_equal(splits["train"].features, expected)
+        np.testing.assert_array_equal(splits["test"].features, expected[:1])  # narrower: padded
+        for data in (
+            read_lists(f"{text}/train.txt", columns=columns),
+            read_lists(text, split="train", columns=columns),
+        ):
+            np.testing.assert_array_equal(data.features, expected)
+        np.testing.assert_array_equal(read_lists(text, features=2, columns=columns).features, expected[:1])
+        expected = rows["zero" if missing == "all_zero" else "nan"]
+        np.testing.assert_array_equal(read_splits(table, columns=columns)["train"].features, expected)
+        np.testing.assert_array_equal(read_lists(f"{table}/train.csv", columns=columns).features, expected)
+    write(tmp_path / "from0", ["train.txt"], "1 qid:0 0:2\n0 qid:0 1:3\n")
+    for read in (read_splits, lambda *a, **b: {"train": read_lists(*a, split="train", **b)}):
+        data = read(str(tmp_path / "from0"), columns=Columns(zero_based=True))["train"]
+        assert data.features.tolist() == [[2, 0], [0, 3]]
+
+
 def test_tables_may_call_their_columns_otherwise(tmp_path):
     other = TABLE.replace("qid,label,bm25", "query,grade,importance").replace(",0.5,", ",2,").replace(",4,", ",2,")
     folder, columns = (

@@ -125,7 +125,8 @@ def test_missing_constant_and_absurd_values_survive(kind):
     )
     y = fit_scaling(dataset(x), kind).apply(x)
     assert np.isfinite(y).all()
-    assert (y[np.isnan(x)] == 0).all()
+    assert (y[:, :6][np.isnan(x)] == 0).all()
+    assert (y[:, 6:] == np.isnan(x[:, [0, 2, 4]])).all()  # indicators of the columns with missing values
     if kind != "none":
         assert (y[:, [1, 2, 4, 5]] == 0).all()
         assert y[1, 3] == y[3, 3] == y[:, 3].max()  # absurd is as large as the largest ordinary value
@@ -149,7 +150,24 @@ def test_every_value_gives_a_finite_number(kind, data):
         scaled = scaling.apply(features)
         assert scaled.dtype == np.float32
         assert np.isfinite(scaled).all()
-        assert (scaled[np.isnan(features)] == 0).all()
+        assert (scaled[:, :3][np.isnan(features)] == 0).all()
+        assert (scaled[:, 3:] == np.isnan(features)[:, np.isnan(x).any(0)]).all()
+
+
+@pytest.mark.parametrize("kind", GENERAL)
+def test_indicators_follow_where_training_missed_values(kind):
+    x = np.random.default_rng(3).standard_normal((3 * BLOCK, 3)).astype(np.float32)
+    plain = fit_scaling(dataset(x), kind)
+    assert plain.inputs == plain.columns == 3 and "indicators" not in plain.to_state()
+    x[-1, 1] = np.nan  # in the last block
+    scaling = fit_scaling(dataset(x), kind)
+    assert (scaling.columns, scaling.inputs, scaling.indicators.tolist()) == (3, 4, [1])
+    later = np.float32([[np.nan, 0, 0], [0, np.nan, 0], [np.nan] * 3, [0, 0, 0]])
+    back = Scaling.from_state(scaling.to_state())
+    for one in (scaling, back):
+        assert one.apply(later)[:, 3].tolist() == [0, 1, 1, 0]
+        assert (one.apply(later)[np.isnan(np.pad(later, ((0, 0), (0, 1))))] == 0).all()
+    assert scaling.apply(later[:0]).shape == (0, 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,7 +210,7 @@ def test_statistics_merge_over_blocks(kind):
     np.testing.assert_allclose(scaling.apply(x), shuffled.apply(x), atol=tolerance)
     if kind == "standard":
         expected = (x - np.nanmean(x, 0, np.float64)) / np.nanstd(x, 0, np.float64)
-        np.testing.assert_allclose(scaling.apply(x), np.nan_to_num(expected), atol=1e-4)
+        np.testing.assert_allclose(scaling.apply(x)[:, :2], np.nan_to_num(expected), atol=1e-4)
 
 
 def test_quantiles_of_long_data_come_from_a_sample_over_all_of_it():
@@ -250,3 +268,11 @@ def test_states_of_other_shapes_are_refused(kind, name, spoil, train):
         Scaling.from_state({**state, name: spoil(state[name])})
     with pytest.raises(ValueError, match="to_state"):
         Scaling.from_state({**state, "kind": state["kind"].astype(float)})
+
+
+@pytest.mark.parametrize("of", [[136], [-1], [3, 3], [5, 2], [[1]], [0.5], []])
+def test_indicators_of_no_columns_are_refused(of, train):
+    state = fit_scaling(train, "auto").to_state()
+    assert Scaling.from_state({**state, "indicators": np.array([0, 135])}).inputs == 138
+    with pytest.raises(ValueError, match="state's indicators is .* 136 columns"):
+        Scaling.from_state({**state, "indicators": np.array(of)})

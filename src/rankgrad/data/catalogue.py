@@ -236,11 +236,13 @@ def recognise(folder: str | Path, *, dataset: str | None = None, fold: int = 1) 
     return Layout(name, own, files)
 
 
-def read_layout(layout: Layout, progress: Progress | None = None) -> Iterator[tuple[str, RankingDataset]]:
-    """The splits of a recognised folder, one after the other.
+def read_layout(
+    layout: Layout, progress: Progress | None = None, *, missing: float = 0.0, zero_based: bool = False
+) -> Iterator[tuple[str, RankingDataset]]:
+    """The splits of a recognised folder, one after the other; `missing` and `zero_based` as in `read_svmlight`.
 
     The catalogue says how many features a dataset has. Where it has no entry, all splits are read first and the
-    narrower ones are padded with zeros.
+    narrower ones are padded with `missing`.
     """
     entry = CATALOGUE.get(layout.dataset or "")
     total = sum(p.stat().st_size for paths in layout.files.values() for p in paths)
@@ -251,7 +253,8 @@ def read_layout(layout: Layout, progress: Progress | None = None) -> Iterator[tu
         start, size = done, sum(p.stat().st_size for p in paths)
         done += size
         report = None if progress is None else lambda now, of: progress(start + size * now // max(of, 1), total)
-        return read_svmlight(paths, features=entry.features if entry else None, progress=report)
+        width = entry.features if entry else None
+        return read_svmlight(paths, features=width, progress=report, missing=missing, zero_based=zero_based)
 
     if entry:
         for split, paths in layout.files.items():
@@ -261,10 +264,10 @@ def read_layout(layout: Layout, progress: Progress | None = None) -> Iterator[tu
     width = max(data.features.shape[1] for data in all_read.values())
     for split, data in all_read.items():
         lacking = width - data.features.shape[1]
-        yield (
-            split,
-            dataclasses.replace(data, features=np.pad(data.features, ((0, 0), (0, lacking)))) if lacking else data,
-        )
+        if lacking:
+            padded = np.pad(data.features, ((0, 0), (0, lacking)), constant_values=missing)
+            data = dataclasses.replace(data, features=padded)
+        yield split, data
 
 
 def _parts(folder: Path, fold: int) -> dict[str, tuple[Path, ...]]:

@@ -41,7 +41,7 @@ class FeatureRows:
     def shape(self) -> tuple[int, int]:
         """Documents and columns."""
         rows = int(self._ends[-1]) if self.index is None else len(self.index)
-        return rows, self.parts[0].shape[1] if self.scaling is None else self.scaling.columns
+        return rows, self.parts[0].shape[1] if self.scaling is None else self.scaling.inputs
 
     @property
     def nbytes(self) -> int:

@@ -1,6 +1,7 @@
 """From arrays of rows in any order, each with a query id, to a RankingDataset."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,22 @@ import numpy as np
 from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset, as_ids
 
 
-def as_float32(features: np.ndarray) -> np.ndarray:
-    """Features as float32; a finite number beyond float32 becomes the largest float32, as in the readers of files.
+def as_float32(features: np.ndarray, names: Sequence[str] | None = None) -> np.ndarray:
+    """Features [N, F] as float32, as the readers of files have them: NaN where missing, infinity refused by row and column.
 
-    >>> as_float32(np.array([1.0, 1e300, np.nan])).tolist()
-    [1.0, 3.4028234663852886e+38, nan]
+    A finite number beyond float32 becomes the largest float32. `names` are those of the columns, for the error.
+
+    >>> as_float32(np.array([[1.0, 1e300, np.nan]])).tolist()
+    [[1.0, 3.4028234663852886e+38, nan]]
     """
+    infinite = np.isinf(features)
+    if infinite.any():
+        row, column = map(int, np.unravel_index(int(np.argmax(infinite)), features.shape))
+        name = f"column {column}" if names is None else f"column {names[column]!r}"
+        raise ValueError(
+            f"X contains infinity at row {row}, {name} (counted from 0): {features[row, column]}; expected finite numbers, NaN where "
+            "one is missing; correct it"
+        )
     return features if features.dtype == np.float32 else np.clip(features, -MAX_FLOAT32, MAX_FLOAT32).astype(np.float32)
 
 

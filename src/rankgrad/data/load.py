@@ -7,10 +7,11 @@ a folder                    of text files train, vali, test (any layout the cata
                             what `prepare` wrote, or one saved dataset
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankgrad.data.catalogue import CATALOGUE, SPLITS, Progress, read_layout, recognise
 from rankgrad.data.dataset import RankingDataset
@@ -27,11 +28,27 @@ Splits = dict[str, Callable[[], RankingDataset]]  # each read when it is asked f
 
 
 class Columns(NamedTuple):
-    """The columns of a table that hold labels, query ids and weights; see `read_table`."""
+    """How files are to be understood: the columns of a table that hold labels, query ids and weights (see `read_table`), ...
+
+    ... and what is missing where. `missing`: "zero" (a feature that a line of text does not name is 0), "nan" (it is missing,
+    and a line may write nan for a value), or "all_zero" (as "zero", and null and NaN of tables are 0 too, as they were to
+    runs whose configuration does not say what is missing). `zero_based`: the first feature of text has index 0.
+    """
 
     label: str = "label"
     qid: str = "qid"
     weight: str | None = None
+    missing: str = "zero"
+    zero_based: bool = False
+
+    def of_table(self) -> dict[str, Any]:
+        """What `read_table` is told."""
+        missing = 0.0 if self.missing == "all_zero" else math.nan
+        return {"label": self.label, "qid": self.qid, "weight": self.weight, "missing": missing}
+
+    def of_text(self) -> dict[str, Any]:
+        """What `read_svmlight` is told."""
+        return {"missing": math.nan if self.missing == "nan" else 0.0, "zero_based": self.zero_based}
 
 
 DEFAULT_COLUMNS = Columns()
@@ -59,7 +76,7 @@ def read_splits(
 
     - `source`: a name as above; a single file or saved dataset is `train`.
     - `fold`: which fold to read of a folder of texts that has several.
-    - `columns`: what the columns of tables are called.
+    - `columns`: what the columns of tables are called, and what is missing where.
     - `progress`: called with the bytes read so far and the bytes of all files, for text.
 
     >>> {split: len(data) for split, data in read_splits("synthetic:tiny").items()}
@@ -69,7 +86,7 @@ def read_splits(
         return {"train": _read_file(Path(source), None, None, progress, columns)}
     found = _splits_of(source, columns=columns)
     if found is None:
-        return dict(read_layout(recognise(source, fold=fold), progress))
+        return dict(read_layout(recognise(source, fold=fold), progress, **columns.of_text()))
     splits = {split: read() for split, read in found.items()}
     if "train" not in splits:
         raise ValueError(f"{source} has no train split; it has {', '.join(splits)}; add one")
@@ -99,11 +116,11 @@ def read_lists(
     - `source`: a name as above.
     - `split`: the split to read, where the source has several; a source without splits is read whole.
     - `fold`: which fold to read of a folder of texts that has several.
-    - `features`: the number of features a model expects; narrower text is padded with zeros, anything else that differs
-      is refused.
+    - `features`: the number of features a model expects; narrower text is padded with what is missing in it, anything else
+      that differs is refused.
     - `names`: the columns a model expects; those of a table are taken by name, whatever their order.
     - `labelled`: False also reads tables without labels, to be ranked.
-    - `columns`: what the columns of tables are called.
+    - `columns`: what the columns of tables are called, and what is missing where.
     - `progress`: called with the bytes read so far and the bytes of all files, for text.
     """
     path = Path(source)
@@ -114,7 +131,8 @@ def read_lists(
         if found is None:
             layout = recognise(path, fold=fold)
             entry = CATALOGUE.get(layout.dataset or "")
-            read = partial(read_svmlight, features=features or (entry.features if entry else None), progress=progress)
+            width = features or (entry.features if entry else None)
+            read = partial(read_svmlight, features=width, progress=progress, **columns.of_text())
             found = {name: partial(read, files) for name, files in layout.files.items()}
         if split not in found and len(found) > 1:
             raise ValueError(f"{source} has no split {split!r}; it has {', '.join(found)}; choose one of them")
@@ -156,7 +174,7 @@ def _splits_of(
     if saved:
         _refuse_unfinished(path, list(saved))
         return {**saved}
-    read = partial(read_table, features=names, labelled=labelled, **columns._asdict())
+    read = partial(read_table, features=names, labelled=labelled, **columns.of_table())
     return {split: partial(read, file) for split, file in _tables(path).items()} or None
 
 
@@ -185,8 +203,8 @@ def _read_file(
     labelled: bool = True,
 ) -> RankingDataset:
     if _is_table(path):
-        return read_table(path, features=names, labelled=labelled, **columns._asdict())
-    return read_svmlight(path, features=features, progress=progress)
+        return read_table(path, features=names, labelled=labelled, **columns.of_table())
+    return read_svmlight(path, features=features, progress=progress, **columns.of_text())
 
 
 def _is_table(path: Path) -> bool:

@@ -4,7 +4,8 @@ A `Scaling` is a pure function of single values: what a document becomes depends
 batch it comes in. Statistics are taken in float64 over blocks of rows, so that a memory-mapped dataset of gigabytes is
 never copied.
 
-Whatever the kind, a missing value (NaN) becomes 0 and the result is finite. For every kind but `none`, which changes
+Whatever the kind, a missing value (NaN) becomes 0 and the result is finite; for each feature that was missing in the train
+split an indicator follows, 1 where the value is missing and 0 elsewhere. For every kind but `none`, which changes
 nothing else, a column that is constant or missing throughout the train split becomes 0, and values beyond 1e30, such
 as Istella's 1.797e308, count as the column's largest ordinary value.
 """
@@ -46,10 +47,13 @@ Floats = NDArray[np.float64]
 class Scaling:
     """A fitted scaling. `arrays` are its parameters per column; `to_state` and `from_state` are for saving and loading.
 
-    >>> data = RankingDataset([[1.0, 5.0], [3.0, 5.0]], [0, 1], [0, 2], [7])
+    `arrays["indicators"]` holds the columns that were missing somewhere in the train split, rising; it is absent where there
+    were none, and from what was saved before there were indicators.
+
+    >>> data = RankingDataset([[1.0, 5.0], [3.0, np.nan]], [0, 1], [0, 2], [7])
     >>> scaling = fit_scaling(data, "standard")
-    >>> scaling.apply(np.array([[1.0, 5.0], [5.0, np.nan]])).tolist()
-    [[-1.0, 0.0], [3.0, 0.0]]
+    >>> scaling.apply(np.array([[1.0, 5.0], [np.nan, np.nan]])).tolist()
+    [[-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     >>> Scaling.from_state(scaling.to_state()).kind
     'standard'
     """
@@ -62,21 +66,32 @@ class Scaling:
         """Number of features a document must have."""
         return len(self.arrays["low"])
 
+    @property
+    def indicators(self) -> NDArray[np.int64]:
+        """The features, rising, that have an indicator of missing values."""
+        return self.arrays.get("indicators", np.empty(0, np.int64))
+
+    @property
+    def inputs(self) -> int:
+        """Number of columns that `apply` gives: a model's inputs."""
+        return self.columns + len(self.indicators)
+
     def apply(self, features: NDArray[Any]) -> NDArray[np.float32]:
-        """Scaled features [N, F] as a new float32 array."""
+        """Scaled features and, after them, indicators of missing values, as a new float32 array [N, inputs]."""
         features = np.asarray(features)
         if features.ndim != 2 or features.shape[1] != self.columns:
             raise ValueError(
                 f"cannot scale an array of shape {list(features.shape)}; expected [documents, {self.columns}], the "
                 "features this scaling was fitted on"
             )
-        scaled = np.empty(features.shape, np.float32)
+        scaled = np.empty((len(features), self.inputs), np.float32)
         curve = _interpolated if self.kind == "quantile" else _standardised
         for rows, x in _blocks(features):
             x = _tame(x, self.arrays["low"], self.arrays["high"])
             missing = np.isnan(x)
             y = curve(np.where(missing, 0.0, x), self.arrays)
-            scaled[rows] = np.where(missing, 0.0, y)
+            scaled[rows, : self.columns] = np.where(missing, 0.0, y)
+            scaled[rows, self.columns :] = missing[:, self.indicators]
         return scaled
 
     def to_state(self) -> dict[str, NDArray[Any]]:
@@ -90,7 +105,7 @@ class Scaling:
         letters = np.asarray(state.get("kind", ()))
         kind = bytes(letters).decode(errors="replace") if letters.dtype == np.uint8 else "?"
         expected = {"low", "high"} | (QUANTILE_ARRAYS if kind == "quantile" else STANDARD_ARRAYS)
-        if kind not in KINDS or set(arrays) != expected:
+        if kind not in KINDS or set(arrays) - {"indicators"} != expected:
             raise ValueError(
                 f"a state of kind {kind!r} with {', '.join(sorted(arrays)) or 'no arrays'} is not a scaling; expected "
                 "what Scaling.to_state returned; fit the scaling again"
@@ -102,6 +117,11 @@ class Scaling:
             rising = starts.dtype.kind in "iu" and starts.ndim == 1 and len(starts) > 1 and starts[0] == 0
             nodes = int(starts[-1]) if rising and (np.diff(starts) > 0).all() else -1
             shapes |= {"starts": (columns + 1,), "nodes": (nodes,), "scores": (nodes,)}
+        if "indicators" in arrays:
+            of = arrays["indicators"]
+            places = of.dtype.kind in "iu" and of.ndim == 1 and (np.diff(of) > 0).all()
+            good = places and of.size and of[0] >= 0 and of[-1] < columns
+            shapes["indicators"] = of.shape if good else (-1,)
         for name, shape in shapes.items():
             if arrays[name].shape != shape or arrays[name].dtype.kind not in "fiu":
                 raise ValueError(
@@ -141,15 +161,16 @@ def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
             f"the scaling 'web30k' is for MSLR-WEB30K's {WEB30K_FEATURES} features and the data has {columns}; "
             "use 'auto'"
         )
+    low, high, missing = _ordinary_range(features)
+    indicators: dict[str, NDArray[Any]] = {"indicators": np.flatnonzero(missing)} if missing.any() else {}
     if kind == "none":
         high = np.full(columns, MAX_FLOAT32)
-        return Scaling(kind, {"low": -high, "high": high, **_curves(columns)})
-    low, high = _ordinary_range(features)
+        return Scaling(kind, {"low": -high, "high": high, **_curves(columns), **indicators})
     if kind == "quantile_auto":
         kind = "standard" if np.mean((low >= 0) & (high <= 1)) >= UNIT_SHARE else "quantile"
     if kind == "quantile":
         sample = _tame(_sample(features), low, high)
-        return Scaling(kind, {"low": low, "high": high, **_quantile_table(sample)})
+        return Scaling(kind, {"low": low, "high": high, **_quantile_table(sample), **indicators})
     curves = _curves(columns)
     if kind == "symlog":
         curves["curve"][:] = SYMLOG
@@ -168,7 +189,7 @@ def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
     varies = (high > low) & (deviation > 0)
     spread = np.where(varies, deviation + (1e-6 if kind == "web30k" else 0.0), 1.0)
     curves |= {"mean": mean, "factor": np.where(varies, 1 / spread, 0.0)}
-    return Scaling(kind, {"low": low, "high": high, **curves})
+    return Scaling(kind, {"low": low, "high": high, **curves, **indicators})
 
 
 def _blocks(features: Features) -> Iterator[tuple[slice, Floats]]:
@@ -183,15 +204,17 @@ def _sample(features: Features) -> Floats:
     return features[rows].astype(np.float64)
 
 
-def _ordinary_range(features: Features) -> tuple[Floats, Floats]:
-    """Smallest and largest value of each column [F] apart from missing and absurd ones; 0 and 0 where none is left."""
+def _ordinary_range(features: Features) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Smallest and largest value of each column [F] apart from missing and absurd ones, 0 and 0 where none is left; which miss any."""
     low = np.full(features.shape[1], np.inf)
     high = np.full(features.shape[1], -np.inf)
+    missing = np.zeros(features.shape[1], np.bool_)
     for _, x in _blocks(features):
+        missing |= np.isnan(x).any(0)
         x[~(np.abs(x) < ABSURD)] = np.nan
         low, high = np.fmin(low, np.fmin.reduce(x)), np.fmax(high, np.fmax.reduce(x))
     known = high >= low
-    return np.where(known, low, 0.0), np.where(known, high, 0.0)
+    return np.where(known, low, 0.0), np.where(known, high, 0.0), missing
 
 
 def _tame(x: Floats, low: Floats, high: Floats) -> Floats:

@@ -58,7 +58,15 @@ class Ensemble:
                 f"{folds[first]} is of fold {first} and {folds[second]} of fold {second}; expected runs of one fold, "
                 f"because one has seen the others' {split} lists; give a single file to rank it with all of them"
             )
-        return self.runs[0].read(source, split=split, labelled=labelled)
+        before = [run for run in self.runs if run.config.data.missing == "all_zero"]
+        others = [run for run in self.runs if run not in before]
+        data = (others or before)[0].read(source, split=split, labelled=labelled)
+        if before and others and np.isnan(data.features).any():
+            raise ValueError(
+                f"{source} has missing values, which are 0 to {before[0].folder} and missing to {others[0].folder}; expected runs "
+                "that learned the same; rank with one of them"
+            )
+        return data
 
     def score(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""

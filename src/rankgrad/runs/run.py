@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.load import Columns, check_source, read_lists
+from rankgrad.data.load import check_source, read_lists
 from rankgrad.errors import InterruptedRunError, NonFiniteError
 from rankgrad.files import pack, unpack
 from rankgrad.ranker import Ranker
@@ -28,7 +28,7 @@ from rankgrad.runs.provenance import versions
 from rankgrad.training import distributed
 from rankgrad.training.build import OwnLoss, as_spec, fit_to_data, make_device, make_objectives, make_state, validate
 from rankgrad.training.config import Config, dumps, loads, replaced
-from rankgrad.training.data import ScaledSplits, shared_splits, without_zero_weights
+from rankgrad.training.data import ScaledSplits, columns_of, shared_splits, without_zero_weights
 from rankgrad.training.distributed import Signals, lost_a_process
 from rankgrad.training.evaluate import evaluate, evaluate_and_score, score
 from rankgrad.training.loop import Epoch, Step, train
@@ -318,7 +318,7 @@ def read_for(run: ScoringRun, source: str, *, split: str, labelled: bool) -> Ran
         features=run.features,
         names=run.names,
         labelled=labelled,
-        columns=Columns(data.label, data.qid),  # weights are for learning
+        columns=columns_of(data)._replace(weight=None),  # weights are for learning
     )
 
 

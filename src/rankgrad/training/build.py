@@ -282,6 +282,7 @@ def validate(config: Config, loss: OwnLoss = None) -> Config:
     """Check everything that can be checked before data is read, and write down what the machine decides."""
     config = checked_types(config)
     one_of("data.scaling", config.data.scaling, KINDS)
+    one_of("data.missing", config.data.missing, ("zero", "nan", "all_zero"))
     whole("data.fold", config.data.fold, 1)
     whole("data.list_size", config.data.list_size, 2)
     if not 0 < positive("data.validation", config.data.validation) < 1:

@@ -43,6 +43,10 @@ class Data:
     label: str = "label"  # what a table calls its grades,
     qid: str = "qid"  # its query ids,
     weight: str | None = None  # and its weights of queries, if it has any
+    missing: str = (
+        "zero"  # zero, nan: a feature that a line of text does not name; all_zero: tables' empty cells are 0 too
+    )
+    zero_based: bool = False  # the first feature of text has index 0
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ def loads(text: str, source: str = "the configuration", *, of_run: bool = False)
     r"""A Config from TOML; every key must be known and of its type.
 
     `of_run`: the text was written by a run or a saved ranker, perhaps long ago: keys that are gone are left out, with a
-    warning.
+    warning, and empty cells of tables are 0 unless it says what is missing.
 
     >>> loads("[train]\nepoch = 8")
     Traceback (most recent call last):
@@ -178,6 +182,7 @@ def loads(text: str, source: str = "the configuration", *, of_run: bool = False)
         ) from None
     if of_run:
         _leave_out_gone(table, source)
+        table.setdefault("data", {}).setdefault("missing", "all_zero")  # as all readers had it then
     return _build(Config, table, "", source)
 
 

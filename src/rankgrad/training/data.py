@@ -19,7 +19,7 @@ from rankgrad.data.memory import affordable
 from rankgrad.data.scaling import Scaling, fit_scaling
 from rankgrad.files import load_tensors, save_tensors
 from rankgrad.training import distributed
-from rankgrad.training.config import Config
+from rankgrad.training.config import Config, Data
 from rankgrad.training.evaluate import expect_gains
 
 ScaledSplits = tuple[dict[str, RankingDataset], Scaling, str]  # by name, how they were scaled, a fingerprint
@@ -68,10 +68,14 @@ def hold_out(data: RankingDataset, share: float, seed: int) -> tuple[RankingData
     return fitted, held_out
 
 
+def columns_of(data: Data) -> Columns:
+    """How a configuration wants files to be understood."""
+    return Columns(data.label, data.qid, data.weight, data.missing, data.zero_based)
+
+
 def unscaled_splits(config: Config) -> dict[str, RankingDataset]:
     """The splits as they are read, a part of train held out where there is no validation split."""
-    columns = Columns(config.data.label, config.data.qid, config.data.weight)
-    splits = read_splits(config.data.path, fold=config.data.fold, columns=columns)
+    splits = read_splits(config.data.path, fold=config.data.fold, columns=columns_of(config.data))
     if "vali" not in splits and config.members.bag == 1:
         share, train_set = config.data.validation, splits.pop("train")
         if len(train_set) < 2:
@@ -105,11 +109,16 @@ def without_zero_weights(data: RankingDataset) -> RankingDataset:
 
 
 def scaled(data: RankingDataset, scaling: Scaling) -> RankingDataset:
-    """The same lists with scaled features: at once, or where that copy is too large batch by batch, to the same bits."""
-    features = data.features
-    if not isinstance(features, FeatureRows) and affordable(4 * len(features) * scaling.columns):
-        return dataclasses.replace(data, features=scaling.apply(features))
-    return dataclasses.replace(data, features=FeatureRows([features], scaling=scaling))
+    """The same lists with scaled features and indicators of missing values.
+
+    At once, or where that copy is too large batch by batch, to the same bits.
+    """
+    features, names = data.features, data.feature_names
+    if names is not None:
+        names = (*names, *(f"{names[column]} is missing" for column in scaling.indicators))
+    whole = not isinstance(features, FeatureRows) and affordable(4 * len(features) * scaling.inputs)
+    made = scaling.apply(features) if whole else FeatureRows([features], scaling=scaling)
+    return dataclasses.replace(data, features=made, feature_names=names)
 
 
 def _fingerprint(data: RankingDataset) -> str:

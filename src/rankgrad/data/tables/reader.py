@@ -41,7 +41,7 @@ def read_table(
     qid: str = "qid",
     features: Sequence[str] | None = None,
     weight: str | None = None,
-    missing: float = 0.0,
+    missing: float = float("nan"),
     scattered: Literal["group", "refuse"] = "group",
     labelled: bool = True,
 ) -> RankingDataset:
@@ -69,7 +69,7 @@ def read_table(
     >>> table = pyarrow.table({"qid": ["b", "b", "a"], "label": [1, 0, 2], "bm25": [0.5, None, 2.0]})
     >>> data = read_table(table)
     >>> data.query_ids.tolist(), data.feature_names, data.features.tolist()
-    (['b', 'a'], ('bm25',), [[0.5], [0.0], [2.0]])
+    (['b', 'a'], ('bm25',), [[0.5], [nan], [2.0]])
     """
     one_of("scattered", scattered, ("group", "refuse"))
     missing = as_missing(missing)
