@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.feature_rows import FeatureRows
+from rankgrad.data.feature_rows import FeatureRows, Features
 from rankgrad.data.load import Columns, read_splits
 from rankgrad.data.memory import affordable
 from rankgrad.data.scaling import Scaling, fit_scaling
@@ -116,8 +116,9 @@ def scaled(data: RankingDataset, scaling: Scaling) -> RankingDataset:
     features, names = data.features, data.feature_names
     if names is not None:
         names = (*names, *(f"{names[column]} is missing" for column in scaling.indicators))
-    whole = not isinstance(features, FeatureRows) and affordable(4 * len(features) * scaling.inputs)
-    made = scaling.apply(features) if whole else FeatureRows([features], scaling=scaling)
+    made: Features = FeatureRows([features], scaling=scaling)
+    if not isinstance(features, FeatureRows) and affordable(made.nbytes):
+        made = scaling.apply(features)
     return dataclasses.replace(data, features=made, feature_names=names)
 
 

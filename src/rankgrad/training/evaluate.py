@@ -101,7 +101,8 @@ def measure(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str])
     if scores.shape != dataset.labels.shape:
         raise ValueError(f"scores have shape {scores.shape}; expected one for each of {len(dataset.labels)} documents")
 
-    lists = dataclasses.replace(dataset, features=np.zeros((len(scores), 1), np.float32))  # not looked at
+    unseen = np.zeros((len(scores), 1), np.float32)
+    lists = dataclasses.replace(dataset, features=unseen, feature_names=None)
 
     def given() -> Iterator[tuple[Batch, Tensor]]:
         for batch in _all_lists(lists, device):
