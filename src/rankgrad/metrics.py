@@ -19,8 +19,10 @@ from torch import Tensor
 
 from rankgrad.checks import cutoff, positive
 from rankgrad.core.explain import explaining
-from rankgrad.core.gains import Gain, cascade, discounts, gains, ideal_dcg, ranks, stop_chances, top
-from rankgrad.core.lists import Lists, order_by_score, poison, prepare
+from rankgrad.core.gains import Gain, cascade, check_max_label, discounts, gains, ideal_dcg, ranks, stop_chances, top
+from rankgrad.core.lists import Lists, check_for_kernel, order_by_score, poison, prepare
+from rankgrad.core.operators import has_values
+from rankgrad.kernels import LONGEST_COMPARED, in_one_launch, metric_kernel
 
 explained = explaining()
 
@@ -35,6 +37,7 @@ def ndcg(
     gain: Gain = "exp2",
     empty: float = 1.0,
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """NDCG@k = DCG@k / maxDCG@k.
 
@@ -42,6 +45,8 @@ def ndcg(
     0.521296
     """
     k = cutoff(k)
+    if _has_kernel(backend, scores):
+        return _by_kernel("ndcg", scores, labels, mask, k, empty, check, gain=gain)
     lists = prepare(scores, labels, mask, check, gain=gain)
     gain_values = gains(lists.labels, lists.mask, gain)
     ideal = ideal_dcg(gain_values, k)
@@ -59,6 +64,7 @@ def dcg(
     gain: Gain = "exp2",
     empty: float = 0.0,
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """DCG@k = sum_{j <= k} g(y_(j)) / log2(j + 1), y_(j) the label at rank j.
 
@@ -66,6 +72,8 @@ def dcg(
     3.5
     """
     k = cutoff(k)
+    if _has_kernel(backend, scores):
+        return _by_kernel("dcg", scores, labels, mask, k, empty, check, gain=gain)
     lists = prepare(scores, labels, mask, check, gain=gain)
     value = _dcg(lists, gains(lists.labels, lists.mask, gain), k)
     return _finish(value, lists, (lists.labels > 0).any(-1), empty)
@@ -81,6 +89,7 @@ def average_precision(
     threshold: float = 1.0,
     empty: float = 0.0,
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """AP@k = (1 / R) sum of precision@i over the relevant ranks i <= k; R counts all relevant documents, as in trec_eval.
 
@@ -88,6 +97,8 @@ def average_precision(
     0.583333
     """
     k = cutoff(k)
+    if _has_kernel(backend, scores, threshold):
+        return _by_kernel("map", scores, labels, mask, k, empty, check, option=positive("threshold", threshold))
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
     value = top(hits * hits.cumsum(-1) / ranks(hits), k).sum(-1) / total.clamp(min=1)
     return _finish(value, lists, total > 0, empty)
@@ -103,6 +114,7 @@ def reciprocal_rank(
     threshold: float = 1.0,
     empty: float = 0.0,
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """RR@k = 1 / rank of the first relevant document, 0 if it stands below k.
 
@@ -110,6 +122,8 @@ def reciprocal_rank(
     0.5
     """
     k = cutoff(k)
+    if _has_kernel(backend, scores, threshold):
+        return _by_kernel("mrr", scores, labels, mask, k, empty, check, option=positive("threshold", threshold))
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
     return _finish(top(hits / ranks(hits), k).amax(-1), lists, total > 0, empty)
 
@@ -124,6 +138,7 @@ def err(
     max_label: float = 4.0,
     empty: float = 0.0,
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """ERR@k (Chapelle et al. 2009) = sum_{i <= k} (p_i / i) prod_{m < i} (1 - p_m), p = (2^y - 1) / 2^max_label.
 
@@ -133,9 +148,12 @@ def err(
     0.501953125
     """
     k, max_label = cutoff(k), positive("max_label", max_label)
+    if _has_kernel(backend, scores, max_label):
+        check_max_label(max_label)
+        return _by_kernel("err", scores, labels, mask, k, empty, check, option=max_label)
     lists = prepare(scores, labels, mask, check)
     chances = stop_chances(lists.labels, lists.mask, max_label)
-    value = cascade(chances.gather(-1, order_by_score(lists.scores, lists.padding)), k)
+    value = cascade(chances.gather(-1, order_by_score(lists.scores, lists.padding)), k, constant=True)
     return _finish(value, lists, (lists.labels > 0).any(-1), empty)
 
 
@@ -149,6 +167,7 @@ def precision(
     threshold: float = 1.0,
     empty: float = 0.0,
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """Precision@k = relevant documents among the first k, divided by k (also where the list is shorter, as in trec_eval).
 
@@ -156,6 +175,8 @@ def precision(
     0.5
     """
     k = cutoff(k)
+    if _has_kernel(backend, scores, threshold):
+        return _by_kernel("precision", scores, labels, mask, k, empty, check, option=positive("threshold", threshold))
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
     depth = lists.counts.clamp(min=1) if k is None else k
     return _finish(top(hits, k).sum(-1) / depth, lists, total > 0, empty)
@@ -171,6 +192,7 @@ def recall(
     threshold: float = 1.0,
     empty: float = 0.0,
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """Recall@k = relevant documents among the first k, divided by all relevant documents.
 
@@ -178,6 +200,8 @@ def recall(
     0.5
     """
     k = cutoff(k)
+    if _has_kernel(backend, scores, threshold):
+        return _by_kernel("recall", scores, labels, mask, k, empty, check, option=positive("threshold", threshold))
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
     return _finish(top(hits, k).sum(-1) / total.clamp(min=1), lists, total > 0, empty)
 
@@ -192,6 +216,7 @@ def hit_rate(
     threshold: float = 1.0,
     empty: float = 0.0,
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """1 if a relevant document stands among the first k, else 0.
 
@@ -199,6 +224,8 @@ def hit_rate(
     0.0
     """
     k = cutoff(k)
+    if _has_kernel(backend, scores, threshold):
+        return _by_kernel("hit_rate", scores, labels, mask, k, empty, check, option=positive("threshold", threshold))
     lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
     return _finish(top(hits, k).amax(-1), lists, total > 0, empty)
 
@@ -252,6 +279,26 @@ def parse_metric(name: str) -> Metric:
     return Metric(name, function, int(depth) if at else None, empty)
 
 
+def _has_kernel(backend: str, scores: Tensor, *numbers: float) -> bool:
+    return in_one_launch(backend, scores, None, LONGEST_COMPARED, *numbers) and has_values(scores)
+
+
+def _by_kernel(
+    name: str,
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    k: int | None,
+    empty: float,
+    check: bool | None,
+    *,
+    gain: Gain = "linear",
+    option: float = 0.0,
+) -> Tensor:
+    known = check_for_kernel(scores, labels, mask, gain=gain, reduction="none", check=check)
+    return metric_kernel(name, scores, labels, mask, *known, k, _empty_value(empty), option)
+
+
 def _ranked_relevance(
     scores: Tensor, labels: Tensor, mask: Tensor | None, threshold: float, check: bool | None
 ) -> tuple[Lists, Tensor, Tensor]:
@@ -270,11 +317,15 @@ def _dcg(lists: Lists, gain_values: Tensor, k: int | None) -> Tensor:
 
 def _finish(value: Tensor, lists: Lists, has_relevant: Tensor, empty: float) -> Tensor:
     """The rule for empty lists, NaN for unsound ones, and the scores' dtype."""
+    value = torch.where(has_relevant, value, _empty_value(empty))
+    return poison(value, lists).to(lists.scores.dtype)
+
+
+def _empty_value(empty: float) -> float:
     try:
         fill = math.inf if isinstance(empty, (bool, str)) else float(empty)
     except TypeError:
         fill = math.inf
     if abs(fill) == math.inf:
         raise ValueError(f"empty must be a finite number, or NaN to mark empty lists, got {empty!r}")
-    value = torch.where(has_relevant, value, fill)
-    return poison(value, lists).to(lists.scores.dtype)
+    return fill

@@ -64,13 +64,16 @@ def top(values: Tensor, k: int | None) -> Tensor:
     return values if k is None else values * (ranks(values) <= k).to(values.dtype)
 
 
-def cascade(stops: Tensor, k: int | None) -> Tensor:
+def cascade(stops: Tensor, k: int | None, *, constant: bool = False) -> Tensor:
     """sum_{i <= k} (1 / i) stops_i prod_{m < i} (1 - stops_m): a reader who goes down the list until satisfied.
 
     Neighbouring stretches of the list are joined pair by pair: what a stretch earns, and how often it is left unsatisfied.
     (torch's cumprod would ask the host about zeros in its backward pass, and a GPU would wait.) A compiler would make another
-    program for every length of that; it gets the products written out.
+    program for every length of that; it gets the products written out. `constant` chances need no gradient, and a running product does.
     """
+    if constant:
+        reached = torch.nn.functional.pad((1 - stops).cumprod(-1)[..., :-1], (1, 0), value=1.0)
+        return top(stops * reached / ranks(stops), k).sum(-1)
     earned, left = top(stops / ranks(stops), k), 1 - stops
     if torch.compiler.is_compiling():
         earlier = ranks(stops)[:, None] > ranks(stops)  # [L, L]
@@ -86,9 +89,14 @@ def cascade(stops: Tensor, k: int | None) -> Tensor:
 
 def stop_chances(labels: Tensor, mask: Tensor, max_label: float) -> Tensor:
     """ERR's probabilities (2^y - 1) / 2^max_label, labels above `max_label` counted as `max_label`, [..., L] float64."""
+    check_max_label(max_label)
+    return gains(labels.clamp(max=max_label), mask, "exp2") / 2.0**max_label
+
+
+def check_max_label(max_label: float) -> None:
+    """Refuse a highest grade whose gain float64 does not hold."""
     if not max_label <= 1000:
         raise ValueError(f"max_label must be at most 1000, the largest whose gain float64 holds, got {max_label!r}")
-    return gains(labels.clamp(max=max_label), mask, "exp2") / 2.0**max_label
 
 
 def normalised_gains(gain_values: Tensor, k: int | None, informative: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,14 +53,28 @@ def check_for_kernel(
 
     "exp2" and "linear" are known to the kernels by name; a function of the labels becomes its values, [..., L] float64.
     """
-    _check_tensors(scores, labels, mask, None, False)
-    if _checks_values(check, scores):
-        prepare(scores, labels, mask, True, gain=gain)
-    one_of("reduction", reduction, ("mean", "sum", "none"))
+    refuse_bad(scores, labels, mask, gain=gain, reduction=reduction, check=check)
     if isinstance(gain, str) and gain in ("exp2", "linear"):
         return None, gain
     lists = prepare(scores.detach(), labels, mask, False)
     return gains(lists.labels, lists.mask, gain), "given"
+
+
+def refuse_bad(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    *,
+    gain: object,
+    reduction: str,
+    check: bool | None,
+    units: bool = False,
+) -> None:
+    """Refuse what `prepare` and `reduce` would refuse."""
+    _check_tensors(scores, labels, mask, None, units)
+    if _checks_values(check, scores):
+        prepare(scores, labels, mask, True, gain=gain, units=units)
+    one_of("reduction", reduction, ("mean", "sum", "none"))
 
 
 def prepare(
@@ -73,11 +87,12 @@ def prepare(
     gain: object = None,
     weights: Tensor | None = None,
     sums: bool = False,
+    squares: bool = False,
 ) -> Lists:
     """Validate what a caller gave, zero the padding, choose the computing dtype (float32 at least).
 
-    `gain="exp2"`: labels without a gain 2^y - 1 are bad values too, where values are checked. `sums`: the loss sums scores, which
-    must not overflow, see `_summable`.
+    `gain="exp2"`: labels without a gain 2^y - 1 are bad values too, where values are checked. `sums`, `squares`: the loss sums
+    scores, or their squares, which must not overflow, see `_summable`.
     """
     _check_tensors(scores, labels, mask, weights, units)
     checks_values = _checks_values(check, scores)
@@ -100,8 +115,8 @@ def prepare(
         largest = _largest_score(lists, gain)
         if largest is None:
             _refuse(wide, labels, weights, mask, gain)
-        if sums and largest is not None and largest > _largest_summable(wide.dtype):
-            lists = lists._replace(scores=_summable(lists.scores))
+        if (sums or squares) and largest is not None and largest > _largest_summable(wide.dtype, squares):
+            lists = lists._replace(scores=_summable(lists.scores, squares))
         return lists
     good_scores = wide.abs() <= torch.finfo(wide.dtype).max  # NaN fails every comparison
     usable = mask & (good_scores.all(-1) if units else good_scores) & _is_amount(labels)
@@ -109,7 +124,9 @@ def prepare(
         usable = usable & _is_amount(weights)
     lists = _without(~usable, wide, labels, mask, weights, units)
     return lists._replace(
-        scores=_summable(lists.scores) if sums else lists.scores, padding=~mask, valid=(usable == mask).all(-1)
+        scores=_summable(lists.scores, squares) if sums or squares else lists.scores,
+        padding=~mask,
+        valid=(usable == mask).all(-1),
     )
 
 
@@ -192,18 +209,21 @@ def _is_amount(values: Tensor) -> Tensor:
     return values.clamp(0, torch.finfo(values.dtype).max) == values
 
 
-def _summable(scores: Tensor) -> Tensor:
-    """Scores whose differences can be summed over a list and a batch: lists beyond that are scaled down as a whole.
+def _summable(scores: Tensor, squares: bool) -> Tensor:
+    """Scores whose differences, or `squares` of them, can be summed: lists beyond that are scaled down as a whole.
 
     By a power of two, so that the order of the documents and the direction of the gradient stay as they are. The true sums of such
     lists overflow; ordinary scores are not changed.
     """
-    far = scores.detach().abs().amax(-1, keepdim=True) > _largest_summable(scores.dtype)
-    return scores * torch.where(far, 1 / _MANY, 1.0).to(scores.dtype)
+    largest, limit = scores.detach().abs().amax(-1, keepdim=True), _largest_summable(scores.dtype, squares)
+    if squares:  # to the limit: what is scaled further would be lost beside the labels
+        return scores * torch.exp2(-(largest / limit).clamp(min=1).log2().ceil())
+    return scores * torch.where(largest > limit, 1 / _MANY, 1.0).to(scores.dtype)
 
 
-def _largest_summable(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).max / _MANY
+def _largest_summable(dtype: torch.dtype, squares: bool) -> float:
+    largest = torch.finfo(dtype).max
+    return 2.0 ** (math.floor(math.log2(largest)) // 2 - 13) if squares else largest / _MANY
 
 
 def _recordable(tensor: Tensor) -> Tensor:

@@ -153,9 +153,38 @@ class _Loss(torch.autograd.Function):
         return _times(gradient, slope, ctx.dtype), None
 
 
+def by_kernel(
+    scores: Tensor, compute: Callable[[], tuple[Tensor, Tensor]], torch_path: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """A loss of eager code by the kernel that `compute` launches; its second derivatives are those of the torch path."""
+    loss: Tensor = _LossTwice.apply(scores, compute, torch_path)
+    return loss
+
+
+class _LossTwice(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, compute: Callable[[], tuple[Tensor, Tensor]], torch_path: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        loss, gradient = compute()
+        ctx.torch_path = torch_path
+        ctx.save_for_backward(scores, gradient)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        scores, gradient = ctx.saved_tensors
+        if not torch.is_grad_enabled():  # as always, but for create_graph=True
+            return _times(gradient, slope, scores.dtype), None, None
+        (again,) = torch.autograd.grad(ctx.torch_path(scores), scores, slope, create_graph=True)
+        return again, None, None
+
+
 def _times(gradient: Tensor, slope: Tensor, dtype: torch.dtype) -> Tensor:
     """The gradient times what comes from above, rounded last."""
-    result = gradient * (slope.unsqueeze(-1) if slope.dim() else slope)
+    if slope.dim():  # one value per list
+        slope = slope.view(*slope.shape, *[1] * (gradient.dim() - slope.dim()))
+    result = gradient * slope
     return result if dtype == torch.float32 else result.to(dtype)
 
 

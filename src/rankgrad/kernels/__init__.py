@@ -12,6 +12,7 @@ Under TRITON_INTERPRET=1 (set before triton is first imported) backend="triton" 
 tests run, and far slower than the torch path.
 """
 
+import ctypes
 import importlib.util
 import os
 from types import ModuleType
@@ -24,6 +25,10 @@ from rankgrad.kernels.encoder import reference
 LARGEST_HEAD = 128  # wider heads of attention would not fit the registers
 LONGEST_IN_REGISTERS = (
     256  # documents: the matrix of such a list fits the registers; longer lists are done tile by tile
+)
+LONGEST_IN_A_PROGRAM = 4096  # documents of a list that one program of `lists` holds
+LONGEST_COMPARED = (
+    1024  # documents: `metrics` and ListMLE compare every one with every other; a sort is faster for longer lists
 )
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
@@ -100,6 +105,56 @@ def approx_ndcg_kernel(
     return approx_ndcg(scores, labels, mask, alpha=alpha, gain=gain if gains is None else gains, reduction=reduction)
 
 
+def soft_rank_kernel(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    gains: Tensor | None,
+    gain: str,
+    k: int | None,
+    sigma: float,
+    reduction: str,
+) -> tuple[Tensor, Tensor]:
+    """`rankgrad.losses.smooth_rank.soft_rank` by its Gaussian method, and d loss / d scores in float32."""
+    from rankgrad.kernels.pairs.soft_rank import soft_rank
+
+    given = gain if gains is None else gains
+    return soft_rank(scores, labels, mask, k=k, sigma=sigma, gain=given, reduction=reduction)
+
+
+def list_loss_kernel(
+    name: str,
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    noise: Tensor | None,
+    option: float,
+    reduction: str,
+) -> tuple[Tensor, Tensor]:
+    """The loss `name` of `rankgrad.losses.listwise` or `pointwise`, and d loss / d scores in float32."""
+    from rankgrad.kernels.lists import list_loss
+
+    return list_loss(name, scores, labels, mask, noise, option, reduction)
+
+
+def metric_kernel(
+    name: str,
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    gains: Tensor | None,
+    gain: str,
+    k: int | None,
+    empty: float,
+    option: float,
+) -> Tensor:
+    """The metric `name` of `rankgrad.metrics`, one value per list, [...] float32."""
+    from rankgrad.kernels.metrics import metric
+
+    given = gain if gains is None else gains
+    return metric(name, scores, labels, mask, k=k, empty=empty, gain=given, option=option)
+
+
 def encoder_operators(kernel: bool) -> ModuleType:
     """The operators of a Transformer encoder, `project`, `linear`, `add_norm` and `relu_dropout`, by kernels or by torch."""
     if not kernel:
@@ -118,8 +173,8 @@ def list_attention_kernel(
     return list_attention(qkv, offsets, longest, dropout, seed, exact)
 
 
-def choose(backend: str, scores: Tensor) -> str:
-    """The path, "torch" or "triton", of scores [..., L].
+def choose(backend: str, scores: Tensor, weights: Tensor | None = None) -> str:
+    """The path, "torch" or "triton", of scores [..., L]; the kernels do not know weights.
 
     >>> choose("auto", torch.zeros(3))
     'torch'
@@ -130,7 +185,9 @@ def choose(backend: str, scores: Tensor) -> str:
     """
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f"backend must be one of 'auto', 'torch', 'triton', got {backend!r}")
-    if backend == "torch" or not isinstance(scores, Tensor):
+    if weights is not None and backend == "triton":
+        raise ValueError("backend='triton' has no kernels for weights; use backend='auto', or leave weights out")
+    if backend == "torch" or weights is not None or not isinstance(scores, Tensor):
         return "torch"  # whose checks refuse what is not a tensor
     if backend == "auto" and scores.device.type != "cuda":
         return "torch"  # the interpreter is for tests: nobody gets it without asking
@@ -140,6 +197,26 @@ def choose(backend: str, scores: Tensor) -> str:
     if backend == "triton" and scores.numel():
         raise ValueError(f"backend='triton' cannot run here: {reason}")
     return "torch"
+
+
+def in_one_launch(
+    backend: str, scores: Tensor, weights: Tensor | None, longest: int, *numbers: float, dim: int = -1
+) -> bool:
+    """Whether a kernel that keeps a list in one program takes these scores, whose documents are along `dim`.
+
+    `numbers` are compared with labels by the kernel, which gets them as float32: those that it would round are not for it.
+    """
+    if choose(backend, scores, weights) != "triton" or scores.dim() < -dim:
+        return False
+    length = scores.shape[dim]
+    if length <= longest and all(ctypes.c_float(number).value == number for number in numbers):
+        return True
+    if backend == "triton":
+        raise ValueError(
+            f"backend='triton' takes lists of up to {longest} documents here, and thresholds that float32 holds, got lists "
+            f"of {length} and {', '.join(map(str, numbers)) or 'no threshold'}; use backend='auto'"
+        )
+    return False
 
 
 def why_none(device: torch.device) -> str:

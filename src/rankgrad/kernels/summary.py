@@ -27,6 +27,29 @@ def cleaned(scores, labels, mask, at, inside, MASKED: tl.constexpr = True):
 
 
 @triton.jit
+def real_at(mask, at, inside, MASKED: tl.constexpr):
+    """Whether documents are real."""
+    real = inside
+    if MASKED:
+        real = tl.load(mask + at, mask=inside, other=0) != 0
+    return real
+
+
+@triton.jit
+def log1p(e):
+    """log(1 + e) for 0 <= e <= 1 to 1e-7 of itself: 2 artanh(e / (2 + e))."""
+    z = e / (2.0 + e)
+    q = z * z
+    p = 1.0 / 13.0
+    p = p * q + 1.0 / 11.0
+    p = p * q + 1.0 / 9.0
+    p = p * q + 1.0 / 7.0
+    p = p * q + 1.0 / 5.0
+    p = p * q + 1.0 / 3.0
+    return 2.0 * z * (p * q + 1.0)
+
+
+@triton.jit
 def gains_of(y, real, given, at, inside, GAIN: tl.constexpr):
     """Gains of labels y in float64, 0 under the padding."""
     if GAIN == 0:

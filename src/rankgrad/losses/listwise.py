@@ -4,6 +4,8 @@ With `weights` [..., L] a document's term of the sum is multiplied by its weight
 make a list informative, but is still a rival of the others in their terms (in `query_rmse`, which has no rivals, it is left out).
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,8 @@ from rankgrad.checks import flag, one_of
 from rankgrad.core.explain import explaining
 from rankgrad.core.lists import Lists, log_softmax, prepare, reduce, unless_all
 from rankgrad.core.noise import check_generator, check_noise, cleaned_noise
+from rankgrad.kernels import LONGEST_COMPARED
+from rankgrad.losses.eager import has_kernel, list_loss
 from rankgrad.losses.informative import has_error, has_relevant
 
 explained = explaining(
@@ -34,6 +38,7 @@ def listnet(
     weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """ListNet (Cao et al. 2007), top one: -sum_j softmax(y)_j log softmax(s)_j; [..., L] -> scalar.
 
@@ -42,6 +47,9 @@ def listnet(
     >>> round(listnet(torch.tensor([0.0, 0.0]), torch.tensor([1, 0])).item(), 6)
     0.693147
     """
+    if has_kernel(backend, scores, weights):
+        torch_path = partial(listnet, labels=labels, mask=mask, reduction=reduction, check=False, backend="torch")
+        return list_loss("listnet", scores, labels, mask, torch_path, reduction=reduction, check=check)
     lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
     target = log_softmax(lists.labels, lists.padding).exp()
     return _cross_entropy(lists, target, has_relevant(lists.labels, lists.weighing), reduction)
@@ -56,6 +64,7 @@ def softmax(
     weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """Softmax cross-entropy: -sum_j y_j log softmax(s)_j; [..., L] -> scalar.
 
@@ -64,6 +73,9 @@ def softmax(
     >>> round(softmax(torch.tensor([0.0, 0.0]), torch.tensor([2, 0])).item(), 6)
     1.386294
     """
+    if has_kernel(backend, scores, weights):
+        torch_path = partial(softmax, labels=labels, mask=mask, reduction=reduction, check=False, backend="torch")
+        return list_loss("softmax", scores, labels, mask, torch_path, reduction=reduction, check=check)
     lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
     informative = unless_all(has_relevant(lists.labels, lists.weighing), lists)
     return _cross_entropy(lists, _where_informative(lists.labels, informative), informative, reduction)
@@ -80,6 +92,7 @@ def xe_ndcg(
     weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """XE-NDCG (Bruch 2019): -sum_j rho_j log softmax(s)_j, rho = (2^y - gamma) / sum (2^y - gamma); [..., L] -> scalar.
 
@@ -90,6 +103,14 @@ def xe_ndcg(
     >>> round(xe_ndcg(torch.zeros(2), torch.tensor([1, 0]), noise=torch.tensor([0.5, 0.5])).item(), 6)
     0.693147
     """
+    if has_kernel(backend, scores, weights):
+        noise = _given_or_drawn(scores, generator, noise)
+        torch_path = partial(
+            xe_ndcg, labels=labels, mask=mask, noise=noise, reduction=reduction, check=False, backend="torch"
+        )
+        return list_loss(
+            "xe_ndcg", scores, labels, mask, torch_path, reduction=reduction, check=check, noise=noise, gain="exp2"
+        )
     lists = prepare(scores, labels, mask, check, gain="exp2", weights=weights, sums=True)
     gamma = _uniform(lists, labels.shape, generator, noise)
     rho = torch.where(lists.mask, torch.exp2(lists.labels) - gamma, 0.0)
@@ -109,6 +130,7 @@ def query_rmse(
     weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """QueryRMSE, as CatBoost calls it: sum_j e_j^2, e = (y - s) - mean_i (y_i - s_i) within the list; [..., L] -> scalar.
 
@@ -122,7 +144,20 @@ def query_rmse(
     1.555556
     """
     flag("count_empty", count_empty)
-    lists = prepare(scores, labels, mask, check, weights=weights)
+    if has_kernel(backend, scores, weights):
+        torch_path = partial(
+            query_rmse,
+            labels=labels,
+            mask=mask,
+            count_empty=count_empty,
+            reduction=reduction,
+            check=False,
+            backend="torch",
+        )
+        return list_loss(
+            "query_rmse", scores, labels, mask, torch_path, reduction=reduction, check=check, option=float(count_empty)
+        )
+    lists = prepare(scores, labels, mask, check, weights=weights, squares=True)
     error = torch.where(lists.mask, lists.labels.to(lists.scores.dtype) - lists.scores, 0.0)
     if lists.weights is None:
         mean = error.sum(-1, keepdim=True) / lists.counts.clamp(min=1)[..., None]
@@ -147,6 +182,7 @@ def listmle(
     weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """ListMLE (Xia et al. 2008): -log Plackett-Luce likelihood of the label order; [..., L] -> scalar.
 
@@ -161,6 +197,12 @@ def listmle(
     one_of("ties", ties, ("group", "random"))
     if noise is not None and ties == "group":
         raise ValueError("noise must be None for ties='group', which breaks no ties; pass ties='random' to use it")
+    if has_kernel(backend, scores, weights, longest=LONGEST_COMPARED):
+        noise = None if ties == "group" else _given_or_drawn(scores, generator, noise)
+        torch_path = partial(
+            listmle, labels=labels, mask=mask, ties=ties, noise=noise, reduction=reduction, check=False, backend="torch"
+        )
+        return list_loss("listmle", scores, labels, mask, torch_path, reduction=reduction, check=check, noise=noise)
     lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
     keys = lists.labels.masked_fill(lists.padding, torch.inf)  # padding last: the sums below never reach it
     if ties == "random":
@@ -195,13 +237,28 @@ def _where_informative(target: Tensor, informative: Tensor | None) -> Tensor:
     return target if informative is None else torch.where(informative[..., None], target, 0.0)
 
 
+def _given_or_drawn(scores: Tensor, generator: torch.Generator | None, noise: Tensor | None) -> Tensor:
+    """What `_uniform` gives, for a kernel that looks under no padding."""
+    if noise is None:
+        check_generator(generator)
+        return torch.rand(scores.shape, dtype=torch.float64, device=scores.device, generator=generator)
+    _check_given(noise, scores.shape)
+    if noise.device != scores.device:
+        raise ValueError(f"noise must be on the scores' device {scores.device}, got {noise.device}")
+    return noise.detach()
+
+
+def _check_given(noise: Tensor, shape: torch.Size) -> None:
+    check_noise(noise)
+    if noise.shape != shape:
+        raise ValueError(f"noise must have the scores' shape {tuple(shape)}, got {tuple(noise.shape)}")
+
+
 def _uniform(lists: Lists, shape: torch.Size, generator: torch.Generator | None, noise: Tensor | None) -> Tensor:
     """One number per document, [..., L] float64, zero under the padding: given by the caller, or uniform on [0, 1)."""
     if noise is None:
         check_generator(generator)
         return torch.rand(lists.labels.shape, dtype=torch.float64, device=lists.labels.device, generator=generator)
-    check_noise(noise)
-    if noise.shape != shape:
-        raise ValueError(f"noise must have the scores' shape {tuple(shape)}, got {tuple(noise.shape)}")
+    _check_given(noise, shape)
     padded = noise.detach().double() if shape[-1] else lists.labels.new_zeros(lists.labels.shape)
     return cleaned_noise(padded, lists.mask)

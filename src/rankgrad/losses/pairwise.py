@@ -56,7 +56,7 @@ def ranknet(
     1.386294
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
-    if _path(backend, scores, weights) == "triton":
+    if choose(backend, scores, weights) == "triton":
         return _by_kernel("ranknet", scores, labels, mask, k, "linear", pairs, reduction, check)
     lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
@@ -85,7 +85,7 @@ def lambdarank(
     0.484686
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
-    if _path(backend, scores, weights) == "triton":
+    if choose(backend, scores, weights) == "triton":
         return _by_kernel("lambdarank", scores, labels, mask, k, gain, pairs, reduction, check)
     lists = prepare(scores, labels, mask, check, gain=gain, weights=weights, sums=True)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
@@ -117,7 +117,7 @@ def ndcg_loss1(
     0.313262
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
-    if _path(backend, scores, weights) == "triton":
+    if choose(backend, scores, weights) == "triton":
         return _by_kernel("ndcg_loss1", scores, labels, mask, k, gain, pairs, reduction, check)
     lists = prepare(scores, labels, mask, check, gain=gain, weights=weights, sums=True)
     others = ~torch.eye(lists.mask.shape[-1], dtype=torch.bool, device=scores.device)
@@ -150,7 +150,7 @@ def ndcg_loss2(
     0.484686
     """
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
-    if _path(backend, scores, weights) == "triton":
+    if choose(backend, scores, weights) == "triton":
         return _by_kernel("ndcg_loss2", scores, labels, mask, k, gain, pairs, reduction, check)
     lists = prepare(scores, labels, mask, check, gain=gain, weights=weights, sums=True)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
@@ -181,21 +181,12 @@ def ndcg_loss2pp(
     5.331544
     """
     k, pairs, mu = cutoff(k), one_of("pairs", pairs, ("any", "both")), non_negative("mu", mu)
-    if _path(backend, scores, weights) == "triton":
+    if choose(backend, scores, weights) == "triton":
         return _by_kernel("ndcg_loss2pp", scores, labels, mask, k, gain, pairs, reduction, check, mu)
     lists = prepare(scores, labels, mask, check, gain=gain, weights=weights, sums=True)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     factors = _gain_gaps(lists, k, gain) * (_discount_gaps(lists) + mu * _distance_weights(lists))
     return _sum_over_pairs(lists, counted * factors, reduction)
-
-
-def _path(backend: str, scores: Tensor, weights: Tensor | None) -> str:
-    """The path of these scores: the kernels do not know weights."""
-    if weights is None:
-        return choose(backend, scores)
-    if backend == "triton":
-        raise ValueError("backend='triton' has no kernels for weights; use backend='auto', or leave weights out")
-    return choose("torch" if backend == "auto" else backend, scores)
 
 
 def _by_kernel(

@@ -3,6 +3,8 @@
 With `weights` [..., L] the mean over a list's documents is a weighted one; documents that weigh 0 are left out.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -10,6 +12,7 @@ from torch.nn import functional
 from rankgrad.checks import positive
 from rankgrad.core.explain import explaining
 from rankgrad.core.lists import Lists, prepare, reduce
+from rankgrad.losses.eager import has_kernel, list_loss
 from rankgrad.losses.informative import has_document
 
 WEIGHTS = (
@@ -35,6 +38,7 @@ def rmse(
     weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """sqrt(mean_j (y_j - levels * sigmoid(s_j))^2), `levels` = 5 for labels 0..4; [..., L] -> scalar.
 
@@ -44,6 +48,11 @@ def rmse(
     0.7071067690849304
     """
     levels = positive("levels", levels)
+    if has_kernel(backend, scores, weights):
+        torch_path = partial(
+            rmse, labels=labels, mask=mask, levels=levels, reduction=reduction, check=False, backend="torch"
+        )
+        return list_loss("rmse", scores, labels, mask, torch_path, reduction=reduction, check=check, option=levels)
     lists = prepare(scores, labels, mask, check, weights=weights)
     error = lists.labels.to(lists.scores.dtype) - levels * lists.scores.sigmoid()
     mean = _mean_over_documents(error.square(), lists)
@@ -62,6 +71,7 @@ def bce(
     weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """Mean binary cross-entropy of sigmoid(s_j) against [y_j >= threshold]; [..., L] -> scalar.
 
@@ -71,6 +81,11 @@ def bce(
     0.693147
     """
     threshold = positive("threshold", threshold)
+    if has_kernel(backend, scores, weights, threshold):
+        torch_path = partial(
+            bce, labels=labels, mask=mask, threshold=threshold, reduction=reduction, check=False, backend="torch"
+        )
+        return list_loss("bce", scores, labels, mask, torch_path, reduction=reduction, check=check, option=threshold)
     lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
     relevant = (lists.labels >= threshold).to(lists.scores.dtype)
     losses = functional.binary_cross_entropy_with_logits(lists.scores, relevant, reduction="none")
@@ -86,6 +101,7 @@ def ordinal(
     weights: Tensor | None = None,
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """Mean over documents of sum_t BCE(sigmoid(s_jt), [y_j > t]), t = 0..K-1; scores [..., L, K] -> scalar.
 
@@ -96,6 +112,9 @@ def ordinal(
     >>> round(ordinal(torch.zeros(2, 4), torch.tensor([0, 3])).item(), 6)
     2.772589
     """
+    if has_kernel(backend, scores, weights, units=True):
+        torch_path = partial(ordinal, labels=labels, mask=mask, reduction=reduction, check=False, backend="torch")
+        return list_loss("ordinal", scores, labels, mask, torch_path, reduction=reduction, check=check, units=True)
     lists = prepare(scores, labels, mask, check, units=True, weights=weights, sums=True)
     thresholds = torch.arange(lists.scores.shape[-1], device=scores.device)
     exceeds = (lists.labels[..., None] > thresholds).to(lists.scores.dtype)

@@ -4,6 +4,7 @@ loss = -(1 / maxDCG@k) sum_j g(y_j) E[d(rank_j)]. A list is informative with two
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from rankgrad.checks import cutoff, one_of, positive
 from rankgrad.core.explain import explaining
 from rankgrad.core.gains import Gain, discounts, gains, normalised_gains
 from rankgrad.core.lists import Lists, check_for_kernel, prepare, reduce
-from rankgrad.core.operators import has_values, loss_operator, operator
-from rankgrad.kernels import approx_ndcg_kernel, choose
+from rankgrad.core.operators import by_kernel, has_values, loss_operator, operator
+from rankgrad.kernels import approx_ndcg_kernel, choose, soft_rank_kernel
 from rankgrad.losses.informative import has_relevant
 
 EXACT_LIMIT = 512  # documents: the recursion costs O(n^3)
@@ -70,6 +71,7 @@ def soft_rank(
     gain: Gain = "exp2",
     reduction: str = "mean",
     check: bool | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """SoftRank (Taylor et al. 2008): expected discount when N(0, sigma^2) noise is added to every score; [..., L] -> scalar.
 
@@ -85,6 +87,15 @@ def soft_rank(
     """
     k, sigma = cutoff(k), positive("sigma", sigma)
     one_of("method", method, ("gaussian", "exact"))
+    if method == "gaussian" and choose(backend, scores) == "triton" and has_values(scores):
+        known = check_for_kernel(scores, labels, mask, gain=gain, reduction=reduction, check=check)
+        torch_path = partial(
+            soft_rank, labels=labels, mask=mask, k=k, sigma=sigma, gain=gain, reduction=reduction, check=False,
+            backend="torch",
+        )  # fmt: skip
+        return by_kernel(
+            scores, lambda: soft_rank_kernel(scores, labels, mask, *known, k, sigma, reduction), torch_path
+        )
     lists = prepare(scores, labels, mask, check, gain=gain)
     if method == "exact":
         lists = _without_padding(lists)

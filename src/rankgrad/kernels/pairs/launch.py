@@ -24,6 +24,7 @@ from rankgrad.kernels.pairs.summary import (
     values_of,
     wide,
 )
+from rankgrad.kernels.summary import log1p, real_at
 
 KINDS = {"ranknet": 0, "lambdarank": 1, "ndcg_loss1": 2, "ndcg_loss2": 3, "ndcg_loss2pp": 4}
 _BI, _BJ = 32, 64
@@ -42,7 +43,7 @@ def pairwise(
     reduction: str,
 ) -> tuple[Tensor, Tensor]:
     """The loss `name` of `rankgrad.losses.pairwise` of scores [..., L], and d loss / d scores in float32."""
-    grid, gradient, loss = _results(scores, reduction)
+    grid, gradient, loss = results(scores, reduction)
     real = scores if mask is None else mask.contiguous()
     with torch.cuda.device_of(scores):
         work = summarise(scores, labels, mask, gain=gain, k=k, informative=PAIR, blocks=grid[1])
@@ -58,7 +59,7 @@ def approx_ndcg(
     scores: Tensor, labels: Tensor, mask: Tensor | None, *, alpha: float, gain: str | Tensor, reduction: str
 ) -> tuple[Tensor, Tensor]:
     """`rankgrad.losses.smooth_rank.approx_ndcg` of scores [..., L], and d loss / d scores in float32."""
-    grid, gradient, loss = _results(scores, reduction)
+    grid, gradient, loss = results(scores, reduction)
     real = scores if mask is None else mask.contiguous()
     with torch.cuda.device_of(scores):
         work = summarise(scores, labels, mask, gain=gain, k=None, informative=RELEVANT, blocks=grid[1], alpha=alpha)
@@ -69,7 +70,7 @@ def approx_ndcg(
     return loss, gradient
 
 
-def _results(scores: Tensor, reduction: str) -> tuple[tuple[int, int], Tensor, Tensor]:
+def results(scores: Tensor, reduction: str) -> tuple[tuple[int, int], Tensor, Tensor]:
     """The grid (lists and blocks of documents), and tensors for the gradient and the loss."""
     length = scores.shape[-1]
     gradient = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
@@ -78,15 +79,7 @@ def _results(scores: Tensor, reduction: str) -> tuple[tuple[int, int], Tensor, T
 
 
 @triton.jit
-def _real(mask, at, inside, MASKED: tl.constexpr):
-    real = inside
-    if MASKED:
-        real = tl.load(mask + at, mask=inside, other=0) != 0
-    return real
-
-
-@triton.jit
-def _finish(work, loss, gradient, at, inside, real, total, slope, b, block, L, REDUCTION: tl.constexpr):
+def finish(work, loss, gradient, at, inside, real, total, slope, b, block, L, REDUCTION: tl.constexpr):
     """Store a block's value and gradient; the last program to finish adds all values, in their order."""
     lists = tl.num_programs(0)
     blocks = tl.num_programs(1)
@@ -116,20 +109,6 @@ def _finish(work, loss, gradient, at, inside, real, total, slope, b, block, L, R
 
 
 @triton.jit
-def _log1p(e):
-    """log(1 + e) for 0 <= e <= 1 to 1e-7 of itself: 2 artanh(e / (2 + e))."""
-    z = e / (2.0 + e)
-    q = z * z
-    p = 1.0 / 13.0
-    p = p * q + 1.0 / 11.0
-    p = p * q + 1.0 / 9.0
-    p = p * q + 1.0 / 7.0
-    p = p * q + 1.0 / 5.0
-    p = p * q + 1.0 / 3.0
-    return 2.0 * z * (p * q + 1.0)
-
-
-@triton.jit
 def _pairs(
     mask, work, gradient, loss, L, k, mu,
     KIND: tl.constexpr, TOP: tl.constexpr, MASKED: tl.constexpr, REDUCTION: tl.constexpr,
@@ -149,7 +128,7 @@ def _pairs(
     in_i = i < L
     s_i = tl.load(scores + base + i, mask=in_i, other=0.0)
     y_i = tl.load(labels + base + i, mask=in_i, other=0.0)
-    real_i = _real(mask, base + i, in_i, MASKED)
+    real_i = real_at(mask, base + i, in_i, MASKED)
     rank_i = tl.load(rank + base + i, mask=in_i, other=0)
     g_i = tl.load(gain + base + i, mask=in_i, other=0.0)
     d_i = tl.load(discount + base + i, mask=in_i, other=0.0)
@@ -160,7 +139,7 @@ def _pairs(
         j = start + tl.arange(0, BJ)
         in_j = j < L
         s_j = tl.load(scores + base + j, mask=in_j, other=0.0)
-        real_j = _real(mask, base + j, in_j, MASKED)
+        real_j = real_at(mask, base + j, in_j, MASKED)
         rank_j = tl.load(rank + base + j, mask=in_j, other=0)
         counted = real_i[None, :] & real_j[:, None]
         if TOP == 1:
@@ -177,14 +156,14 @@ def _pairs(
             right = tl.where(x >= 0.0, 1.0, e) / (1.0 + e)
             w_i = (g_i * d_i)[None, :]
             w_j = (g_j * d_j)[:, None]
-            cost = tl.maximum(-x, 0.0) + _log1p(e)
+            cost = tl.maximum(-x, 0.0) + log1p(e)
             value += tl.where(counted, w_i * cost, 0.0)
             slope += tl.where(counted, w_j * right - w_i * wrong, 0.0)
         else:
             y_j = tl.load(labels + base + j, mask=in_j, other=0.0)
             above = counted & (y_i[None, :] > y_j[:, None])
             below = counted & (y_i[None, :] < y_j[:, None])
-            cost = tl.maximum(-x, 0.0) + _log1p(e)
+            cost = tl.maximum(-x, 0.0) + log1p(e)
             pull = tl.where(above, -wrong, tl.where(below, tl.where(x >= 0.0, 1.0, e) / (1.0 + e), 0.0))
             if KIND == 0:
                 value += tl.where(above, cost, 0.0)
@@ -207,7 +186,7 @@ def _pairs(
                 value += tl.where(above, w * cost, 0.0)
                 slope += tl.where(above | below, w * pull, 0.0)
     total = tl.sum(tl.sum(value, axis=0), axis=0)
-    _finish(work, loss, gradient, base + i, in_i, real_i, total, tl.sum(slope, axis=0), b, block, L, REDUCTION)
+    finish(work, loss, gradient, base + i, in_i, real_i, total, tl.sum(slope, axis=0), b, block, L, REDUCTION)
 
 
 @triton.jit
@@ -234,17 +213,17 @@ def _approx(
     i = block * BI + tl.arange(0, BI)
     in_i = i < L
     s_i = tl.load(scores + base + i, mask=in_i, other=0.0)
-    real_i = _real(mask, base + i, in_i, MASKED)
+    real_i = real_at(mask, base + i, in_i, MASKED)
     value, h_i = _drop(smooth_rank, gain, base + i, in_i)
     slope = tl.zeros([BJ, BI], dtype=tl.float32)
     for start in range(0, L, BJ):
         j = start + tl.arange(0, BJ)
         in_j = j < L
         s_j = tl.load(scores + base + j, mask=in_j, other=0.0)
-        real_j = _real(mask, base + j, in_j, MASKED)
+        real_j = real_at(mask, base + j, in_j, MASKED)
         _value_j, h_j = _drop(smooth_rank, gain, base + j, in_j)
         e = tl.exp(-tl.abs(alpha * (s_i[None, :] - s_j[:, None])))
         bend = e / ((1.0 + e) * (1.0 + e))
         slope += tl.where(real_j[:, None], bend * (h_j[:, None] - h_i[None, :]), 0.0)
     total = tl.sum(tl.where(real_i, value, 0.0), axis=0)
-    _finish(work, loss, gradient, base + i, in_i, real_i, total, alpha * tl.sum(slope, axis=0), b, block, L, REDUCTION)
+    finish(work, loss, gradient, base + i, in_i, real_i, total, alpha * tl.sum(slope, axis=0), b, block, L, REDUCTION)
