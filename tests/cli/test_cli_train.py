@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -176,6 +177,40 @@ def test_sigterm_saves_and_resume_goes_on(tmp_path):
     assert again.returncode == 0, again.stderr
     assert [line.split()[1] for line in again.stderr.splitlines()] == [f"{done + 1}/{done + 1}"]
     assert (tmp_path / "r" / "report.json").exists()
+
+
+def test_a_finished_run_goes_on_with_more_epochs(run, trained, tmp_path):
+    shutil.copytree(trained / "first", tmp_path / "r")
+    code, out, err = run("train", "--resume", tmp_path / "r", "--epochs", 5)
+    assert code == 0 and [line.split()[1] for line in err.splitlines()] == ["4/5", "5/5"]
+    assert f"the run is in {tmp_path / 'r'}" in out
+    assert "epochs = 5" in (tmp_path / "r" / "config.toml").read_text()
+
+
+def test_a_cosine_that_begins_again_is_told_of_unless_quiet(run, data, tmp_path):
+    cosine = (
+        "--model",
+        "linear",
+        "--epochs",
+        1,
+        "--set",
+        "optimiser.schedule=cosine",
+        "--quiet",
+        "--out",
+        tmp_path / "r",
+    )
+    assert run("train", data / "letor", *cosine) == (0, "", "")
+    _, _, err = run("train", "--resume", tmp_path / "r", "--epochs", 2)
+    assert "cosine schedule begins again" in err.splitlines()[0] and len(err.splitlines()) == 2
+    assert run("train", "--resume", tmp_path / "r", "--epochs", 3, "--quiet") == (0, "", "")
+
+
+def test_trees_are_not_extended(run, data, tmp_path):
+    pytest.importorskip("lightgbm")
+    trees = ("--model", "lightgbm", "--epochs", 2, "--quiet", "--out", tmp_path / "r")
+    assert run("train", data / "letor", *trees) == (0, "", "")
+    code, _, err = run("train", "--resume", tmp_path / "r", "--epochs", 9)
+    assert code == 2 and "lightgbm needs to grow more is not kept" in err and "new run" in err
 
 
 @pytest.mark.slow

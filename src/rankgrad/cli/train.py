@@ -35,6 +35,7 @@ EXAMPLES = examples(
     "rankgrad train data/ --model xgboost --loss neural_ndcg@10 --bag 5",
     "rankgrad train config.toml --seed 4 --set loss.options.tau=0.5",
     "rankgrad train --resume runs/first",
+    "rankgrad train --resume runs/first --epochs 200",
     "torchrun --nproc-per-node 4 -m rankgrad train data/ --out runs/wide",
 )
 
@@ -94,7 +95,10 @@ def train(
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any key of config.toml; may be given many times."),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with a run that was interrupted; nothing else is needed.")
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Go on with a run that was interrupted; with --epochs, extend a finished one."
+        ),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -103,7 +107,7 @@ def train(
 
     Everything about it is kept in the folder RUN. The model learns from the train split; the validation split picks the
     best epoch (a fifth of the train queries is held out if there is none); the test split is used once, at the end. Ctrl-C
-    saves and stops; --resume goes on from there, exactly.
+    saves and stops; --resume goes on from there, exactly. With --epochs it gives a finished run more of them.
 
     Boosted trees are grown by their own library, with its own objective or with --loss; epochs are then rounds. Ctrl-C finishes
     the run with the settings that have been tried.
@@ -130,8 +134,13 @@ def train(
         if number is not None:
             whole(name, number, 1)
     given = {key: value for key, value in options.items() if value is not None}
-    if resume is not None and (data is not None or out is not None or recipe or given or settings):
-        raise ValueError(f"--resume takes everything from {resume}/config.toml; expected no DATA and no other setting")
+    if resume is not None and (
+        data is not None or out is not None or recipe or settings or {*given} - {"train.epochs"}
+    ):
+        raise ValueError(
+            f"--resume takes everything from {resume}/config.toml; expected no DATA and no other setting but --epochs, more for a "
+            "run that is finished"
+        )
     if resume is None and data is None:
         raise ValueError("there is nothing to train on; expected DATA, a configuration file, or --resume RUN")
     from rankgrad.cli.render import describe_report
@@ -151,12 +160,13 @@ def train(
             raise ValueError(f"--trials is for boosted trees, and the model is {kind}; expected --model lightgbm, say")
         out = out or new_folder(_name(config))
     folder = resume or out or Path()
-    if kind in TREES:
+    more = epochs if resume is not None else None
+    if kind in TREES and more is None:
         from rankgrad.runs.trees import grow_run
 
         report: dict[str, Any] | None = follow_trees(grow_run(folder, config), quiet=quiet)
     else:
-        report = follow(train_run(folder, config), quiet=quiet)
+        report = follow(train_run(folder, config, epochs=more), quiet=quiet)
     if report is not None:
         show(report, describe_report, quiet=quiet, as_json=as_json)
 
@@ -225,6 +235,8 @@ def follow(events: "Iterator[Event]", *, quiet: bool, title: str = "epoch") -> d
             elif isinstance(event, Step | Epoch):
                 yield event
 
+    if started.note and not quiet and rank() == 0:
+        print(started.note, file=sys.stderr, flush=True)
     watch(steps(), started.config, quiet=quiet or rank() > 0, title=title)
     return reports[0] if reports else None
 

@@ -7,14 +7,16 @@
     queries.safetensors       per query of one split: metrics, NDCG@k by k, list length, relevant documents
     scores.safetensors        per document of that split: score, label, row of the source
     report.json               metrics of every split under every rule for empty queries; seed, versions, machine, seconds
-    checkpoint*.safetensors   where to go on after an interruption
+    checkpoint*.safetensors   where to go on after an interruption, or with more epochs
     tensorboard/              the curves again, if asked for
+    .extending/               while a finished run is trained for more epochs: the run that is to take its place
 
 report.json is written last: its presence means that the run is finished.
 """
 
 import contextlib
 import json
+import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,6 +105,33 @@ def read_config_table(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is not TOML ({error}); expected it as training wrote it; was it changed?") from None
 
 
+# --- more epochs of a finished run ------------------------------------------------------------------------------------
+
+
+def extension(folder: Path) -> Path:
+    """Where a finished run is trained for more epochs; until that is done its own files stay as they are."""
+    return folder / ".extending"
+
+
+def is_extending(folder: Path) -> bool:
+    """Whether that has begun and is not done."""
+    return (extension(folder) / CONFIG).is_file()
+
+
+def adopt_extension(folder: Path) -> None:
+    """Put the files of the extended run in place of the run's own.
+
+    The configuration is the last: killed before it, the run is still being extended, and resuming it does this again.
+    """
+    place = extension(folder)
+    found = sorted(path.relative_to(place) for path in place.rglob("*") if path.is_file())
+    for name in sorted(found, key=lambda name: (name == Path(CONFIG), name == Path(REPORT))):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (place / name).replace(folder / name)
+    fsync_folder(folder)
+    shutil.rmtree(place)
+
+
 # --- the ranker -------------------------------------------------------------------------------------------------------
 
 
@@ -133,10 +162,11 @@ class HistoryFile:
         self._path = folder / HISTORY
         self._lines: list[str] = []
 
-    def cut(self, epochs: int) -> None:
-        """Keep the lines of the first epochs, which the checkpoint knows of."""
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        self._lines = lines[:epochs]
+    def cut(self, epochs: int, before: Path | None = None) -> None:
+        """Keep the lines of the first epochs, which the checkpoint knows of; where there are none yet, those in `before`."""
+        places = [self._path, *([] if before is None else [before / HISTORY])]
+        found = next((path for path in places if path.exists()), None)
+        self._lines = [] if found is None else found.read_text().splitlines()[:epochs]
         self._write()
 
     def add(self, line: dict[str, Any]) -> None:

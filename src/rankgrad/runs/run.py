@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from rankgrad.checks import whole
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import check_source, read_lists
 from rankgrad.errors import InterruptedRunError, NonFiniteError
@@ -27,7 +28,7 @@ from rankgrad.runs import folder as files
 from rankgrad.runs.provenance import versions
 from rankgrad.training import distributed
 from rankgrad.training.build import OwnLoss, as_spec, fit_to_data, make_device, make_objectives, make_state, validate
-from rankgrad.training.config import Config, dumps, loads, replaced
+from rankgrad.training.config import TREES, Config, dumps, loads, replaced
 from rankgrad.training.data import ScaledSplits, columns_of, shared_splits, without_zero_weights
 from rankgrad.training.distributed import Signals, lost_a_process
 from rankgrad.training.evaluate import evaluate, evaluate_and_score, score
@@ -42,6 +43,7 @@ class Started(NamedTuple):
 
     folder: Path
     config: Config
+    note: str = ""  # what a person should know before it goes on
 
 
 class Finished(NamedTuple):
@@ -55,11 +57,19 @@ SplitReader = Callable[[Config, Path, int], ScaledSplits]  # of the configuratio
 
 
 def train_run(
-    folder: Path, config: Config | None = None, *, loss: OwnLoss = None, read: SplitReader = shared_splits
+    folder: Path,
+    config: Config | None = None,
+    *,
+    epochs: int | None = None,
+    loss: OwnLoss = None,
+    read: SplitReader = shared_splits,
 ) -> Iterator[Event]:
     """Train a run to its end, yielding what happens; writes as it goes.
 
     - `folder`: of the run. With a `config` it must be new; without one the run in it goes on from where it stands.
+    - `epochs`: a finished run goes on until it has had so many, and is then what it would be if it had been given them at
+      first. A cosine schedule begins again over those that are added; members that stopped early stay as they are. Its
+      files are replaced at the end.
     - `loss`: a loss of your own, a `LossSpec` or a function, in place of the configuration's; to be given again on resuming.
     - `read`: gives its lists; whoever trains many runs on the same lists need not read them again for each.
 
@@ -67,13 +77,13 @@ def train_run(
     process of the run. A new run that fails before it has learned anything leaves no folder behind.
     """
     with Signals(folder) as signals, distributed.process_group() as (rank, world):
-        started = distributed.from_first(lambda: begin_run(folder, config, loss), _sent, _received)
+        started, place = distributed.from_first(lambda: _begin(folder, config, epochs, loss), _sent, _received)
         signals.listen()  # not before: nothing interrupts the wait for the other processes
-        fresh, (folder, config) = config is not None, started
+        fresh, (folder, config, _) = config is not None, started
         try:
             yield started
             with threads_and_precision(config.train.threads, config.train.precision):
-                yield from _train_run(config, folder, rank, world, signals, loss, read)
+                yield from _train_run(config, folder, place, rank, world, signals, loss, read)
         except (InterruptedRunError, NonFiniteError, GeneratorExit):
             raise
         except Exception as error:
@@ -82,11 +92,67 @@ def train_run(
                     "another process of the run ended, and its own message says why; what was learned is saved; go on with: "
                     f"rankgrad train --resume {folder}"
                 ) from error
-            if fresh and rank == 0:
-                files.discard_unlearned(folder)
+            if (fresh or place != folder) and rank == 0:
+                files.discard_unlearned(place)
             raise
         finally:
             signals.patient = True
+
+
+def _begin(folder: Path, config: Config | None, epochs: int | None, loss: OwnLoss) -> tuple[Started, Path]:
+    """Begin a run, go on with one, or extend one; and where it writes."""
+    if config is not None and epochs is not None:
+        raise ValueError("epochs= extends a finished run; expected no configuration with it; set train.epochs there")
+    if config is None and (epochs is not None or files.is_extending(folder)):
+        return _begin_extension(folder, epochs), files.extension(folder)
+    return begin_run(folder, config, loss), folder
+
+
+def _begin_extension(folder: Path, epochs: int | None) -> Started:
+    """Make the folder of the longer run within that of the finished one, or look at it."""
+    config, place = files.read_config(folder), files.extension(folder)
+    had = config.train.epochs
+    if files.is_extending(folder):
+        config = files.read_config(place)
+        if epochs not in (None, config.train.epochs):
+            raise ValueError(
+                f"{folder} is being extended to {config.train.epochs} epochs; expected that to end before another number; go on "
+                f"with: rankgrad train --resume {folder}"
+            )
+        _remove_strays(place)
+    else:
+        if config.model.kind in TREES:
+            raise ValueError(
+                f"{folder} holds trees, and what {config.model.kind} needs to grow more is not kept with them; expected a run of "
+                "networks; train a new run with more --epochs"
+            )
+        if not files.is_finished(folder):
+            raise ValueError(
+                f"the run {folder} is not finished; expected one that is, to give it more epochs; finish it first with: rankgrad "
+                f"train --resume {folder}"
+            )
+        if whole("epochs", epochs, 1) <= had:
+            raise ValueError(f"{folder} has been given {had} epochs; expected more than these in all, got {epochs}")
+        if not files.Checkpoints(folder).exist():
+            raise ValueError(
+                f"{folder} has no checkpoint, which holds the optimiser's state; expected checkpoint.safetensors, as training "
+                "left it; put a copy back, or train anew"
+            )
+        config = replaced(config, "train.epochs", epochs)
+        if config.optimiser.schedule == "cosine":
+            config = replaced(config, "optimiser.restarts", (*config.optimiser.restarts, had))
+        shutil.rmtree(place, ignore_errors=True)  # left by one that was killed when all was done
+        files.make_folder(place, config)
+    again = (
+        f"the cosine schedule begins again: epochs {had + 1} to {config.train.epochs} lead from the full rate to zero"
+    )
+    return Started(folder, config, again if config.optimiser.schedule == "cosine" else "")
+
+
+def _remove_strays(folder: Path) -> None:
+    """What processes left that were killed while they read."""
+    for stray in folder.glob(".scaled-*"):
+        shutil.rmtree(stray)
 
 
 def begin_run(folder: Path, config: Config | None, loss: OwnLoss) -> Started:
@@ -94,9 +160,11 @@ def begin_run(folder: Path, config: Config | None, loss: OwnLoss) -> Started:
     if config is None:
         config = files.read_config(folder)
         if files.is_finished(folder):
-            raise ValueError(f"the run {folder} is finished; there is nothing to resume")
-        for stray in folder.glob(".scaled-*"):  # of processes that were killed while they read
-            shutil.rmtree(stray)
+            further = f"; --epochs above {config.train.epochs} would train it further"
+            raise ValueError(
+                f"the run {folder} is finished; there is nothing to resume{'' if config.model.kind in TREES else further}"
+            )
+        _remove_strays(folder)
         return Started(folder, config)
     if loss is not None:
         _, at, depth = config.loss.names[0].partition("@")
@@ -112,27 +180,36 @@ def begin_run(folder: Path, config: Config | None, loss: OwnLoss) -> Started:
     return Started(folder, config)
 
 
-def _sent(started: Started) -> bytes:
-    return json.dumps([str(started.folder), dumps(started.config)]).encode()
+def _sent(begun: tuple[Started, Path]) -> bytes:
+    (folder, config, note), place = begun
+    return json.dumps([str(folder), dumps(config), note, str(place)]).encode()
 
 
-def _received(content: bytes) -> Started:
-    folder, config = json.loads(content)
-    return Started(Path(folder), loads(config, f"the configuration of {folder}"))
+def _received(content: bytes) -> tuple[Started, Path]:
+    folder, config, note, place = json.loads(content)
+    return Started(Path(folder), loads(config, f"the configuration of {folder}"), note), Path(place)
 
 
 def _train_run(
-    config: Config, folder: Path, rank: int, world: int, signals: Signals, loss: OwnLoss, read: SplitReader
+    config: Config,
+    folder: Path,
+    place: Path,
+    rank: int,
+    world: int,
+    signals: Signals,
+    loss: OwnLoss,
+    read: SplitReader,
 ) -> Iterator[Step | Epoch | Finished]:
+    """Train what has begun; `place` is where it writes, the folder itself unless a finished run is extended."""
     device = make_device(config.train.device)
     versions()  # asks for the commit now, not when something else may have been checked out
-    splits, scaling, fingerprint = read(config, folder, world)
+    splits, scaling, fingerprint = read(config, place, world)
     if rank == 0 and "test" in splits and files.kept_split(splits) != "test":
         print(
             f"no query in the test split of {config.data.path} has a relevant document: the run is judged by validation alone",
             file=sys.stderr,
         )
-    config = _fitted_to_data(config, folder, splits, device, rank)
+    config = _fitted_to_data(config, place, splits, device, rank)
     train_set = splits["train"]
     if config.members.bag > 1:  # every query teaches some members and validates others
         parts = [splits[name] for name in ("train", "vali") if name in splits]
@@ -141,8 +218,15 @@ def _train_run(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         state = make_state(config, train_set, device, loss)
-    record = _Record(folder, config, state, fingerprint, writes=rank == 0)
+    before = folder if place != folder else None
+    record = _Record(place, config, state, fingerprint, before, writes=rank == 0)
     record.restore()
+    if before is not None and state.finished(config.train) and state.progress.epoch < config.train.epochs:
+        raise ValueError(
+            f"{folder} stopped early, after {config.train.patience} epochs without a better {config.train.metric}, and would have "
+            f"stopped there however many it was given; expected a run that ended with its last epoch; train anew with a larger "
+            "--patience"
+        )
     signals.patient = True
     objectives = make_objectives(config, loss)
     loop = train(state, objectives, train_set, vali_set, config, device, stop=lambda: signals.received)
@@ -177,7 +261,7 @@ def _train_run(
     if rank == 0:
         if kept == "vali" and config.members.bag == 1:  # bagged members are measured each on its own queries
             scores = score(model, vali_set, device=device)
-        files.write_ranker(folder, ranker)
+        files.write_ranker(place, ranker)
         facts = {
             "loss": config.loss.title,
             "data": config.data.path,
@@ -190,8 +274,10 @@ def _train_run(
         }
         settings = config.train
         report = files.write_results(
-            folder, splits, results, settings.metrics, facts, device=device, threads=settings.threads, scores=scores
+            place, splits, results, settings.metrics, facts, device=device, threads=settings.threads, scores=scores
         )
+        if place != folder:
+            files.adopt_extension(folder)
         yield Finished({"run": str(folder), **report})
     del loop
     gc.collect()
@@ -215,11 +301,19 @@ class _Record:
     """What a run writes while it trains: checkpoints, the history, TensorBoard's events. One process writes, the others do not."""
 
     def __init__(
-        self, folder: Path, config: Config, state: TrainState | MemberState, fingerprint: str, *, writes: bool
+        self,
+        folder: Path,
+        config: Config,
+        state: TrainState | MemberState,
+        fingerprint: str,
+        before: Path | None,
+        *,
+        writes: bool,
     ) -> None:
         self._folder, self._config, self._state, self._fingerprint, self._writes = (
             folder, config, state, fingerprint, writes,
         )  # fmt: skip
+        self._before = before  # the finished run that this one extends
         self._checkpoints, self._history = files.Checkpoints(folder), files.HistoryFile(folder)
         self._board: Any = None
         self._spent, self._started = 0.0, time.perf_counter()
@@ -236,7 +330,7 @@ class _Record:
                 )
             self._state.restore(tensors, facts)
         if self._writes:
-            self._history.cut(self._state.progress.epoch)
+            self._history.cut(self._state.progress.epoch, self._before)
             if self._config.train.tensorboard:
                 from torch.utils.tensorboard import SummaryWriter
 
@@ -244,9 +338,12 @@ class _Record:
         self._started = time.perf_counter()
 
     def _newest(self) -> bytes:
-        if not self._checkpoints.exist():
+        found = self._checkpoints
+        if not found.exist() and self._before is not None:
+            found = files.Checkpoints(self._before)
+        if not found.exist():
             return b""
-        tensors, facts, complaints = self._checkpoints.load()
+        tensors, facts, complaints = found.load()
         for complaint in complaints:
             print(f"{complaint}; going on from the checkpoint before it", file=sys.stderr)
         return pack(tensors, facts)

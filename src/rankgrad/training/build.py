@@ -391,6 +391,8 @@ def _check_optimiser(settings: Optimiser) -> None:
         positive("optimiser.clip", settings.clip)
     for milestone in settings.milestones:
         whole("every one of optimiser.milestones", milestone, 1)
+    for restart in settings.restarts:
+        whole("every one of optimiser.restarts", restart, 1)
     whole("optimiser.plateau", settings.plateau, 1)
     whole("optimiser.warmup", settings.warmup, 0)
     whole("optimiser.warmup_epochs", settings.warmup_epochs, 0)

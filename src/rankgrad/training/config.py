@@ -123,6 +123,7 @@ class Optimiser:
     plateau: int = 5  # plateau: epochs without a better validation metric before lr falls
     warmup: int = 0  # steps over which lr rises from zero
     warmup_epochs: int = 0  # and epochs
+    restarts: tuple[int, ...] = ()  # cosine: epochs after which it begins again; where a run was extended
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,9 @@ def learning_rate(settings: Optimiser, progress: Progress, steps: int, epochs: i
     if settings.schedule == "step":
         rate *= settings.gamma ** sum(progress.epoch >= milestone for milestone in settings.milestones)
     elif settings.schedule == "cosine":
-        rate *= 0.5 * (1 + math.cos(math.pi * done / max(1, epochs * steps)))
+        begin = max(at for at in (0, *settings.restarts) if at <= progress.epoch)
+        end = min(at for at in (*settings.restarts, epochs) if at > begin or at == epochs)
+        rate *= 0.5 * (1 + math.cos(math.pi * (done - begin * steps) / max(1, (end - begin) * steps)))
     elif settings.schedule == "plateau":
         rate *= settings.gamma**progress.drops
     warmup = settings.warmup + settings.warmup_epochs * steps
