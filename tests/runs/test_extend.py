@@ -175,6 +175,17 @@ def test_until_the_end_the_finished_run_stays_as_it_was(out, whole):
     assert_same_run(out, whole)
 
 
+def test_an_extension_that_fails_at_its_very_end_leaves_the_run_as_it_was(out, whole, monkeypatch):
+    before = contents(out)
+    with monkeypatch.context() as patch:
+        patch.setattr("rankgrad.runs.folder.write_per_query", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            list(train_run(out, epochs=LONG))
+    assert {name: text for name, text in contents(out).items() if ".extending" not in name.parts} == before
+    assert extended(out) == []
+    assert_same_run(out, whole)
+
+
 @pytest.mark.parametrize("again", [None, LONG])
 def test_an_extension_that_was_stopped_goes_on(out, whole, again):
     events = train_run(out, epochs=LONG)

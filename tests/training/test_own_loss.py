@@ -17,7 +17,7 @@ from rankgrad.estimator import NeuralRanker
 from rankgrad.losses import LOSS_TABLE, LOSSES, LossSpec
 from rankgrad.losses.informative import has_document, has_error, has_match, has_pair, has_relevant
 from rankgrad.runs.run import Finished, train_run
-from rankgrad.training.build import losses_of, make_objectives, validate
+from rankgrad.training.build import as_spec, losses_of, make_objectives, validate
 from rankgrad.training.config import Config, Data, Loss, Model, Train
 from rankgrad.training.evaluate import score
 from rankgrad.training.loop import Epoch, train
@@ -176,6 +176,25 @@ def test_a_run_of_one_s_own_loss_is_resumed_with_it(tmp_path):
     list(train_run(tmp_path / "cut", loss=hinge))
     one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut"))
     assert one == other
+
+
+def test_a_loss_that_is_called_like_one_of_ours_is_refused(tmp_path):
+    """Files keep the name: resumed without it, such a run would go on with ours."""
+
+    def softmax(scores, labels, mask=None, *, reduction="mean", check=None):
+        return hinge(scores, labels, mask, reduction=reduction, check=check)
+
+    config = Config(Data("synthetic:tiny"), Model("linear"), Loss(), train=Train(epochs=2, device="cpu", threads=1))
+    for loss in (softmax, LossSpec(softmax), LossSpec(hinge, name="rmse"), LossSpec(LOSSES["softmax"], tanh=True)):
+        with pytest.raises(ValueError, match="'(softmax|rmse)'.*name="):
+            next(train_run(tmp_path / "run", config, loss=loss))
+        with pytest.raises(ValueError, match="'(softmax|rmse)'.*name="):
+            NeuralRanker(loss=loss).fit(LISTS.features, LISTS.labels, qid=np.repeat(LISTS.query_ids, LISTS.lengths))
+    assert not (tmp_path / "run").exists()
+    for loss in (LossSpec(softmax, name="my_softmax"), LOSSES["softmax"], LOSS_TABLE[0]):
+        next(train_run(tmp_path / as_spec(loss).name, config, loss=loss)).folder.rename(tmp_path / "used")
+        (tmp_path / "used" / "config.toml").unlink()
+        (tmp_path / "used").rmdir()
 
 
 # --- our own losses: what the table says, and that nothing else does --------------------------------------------------

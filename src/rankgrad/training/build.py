@@ -44,10 +44,20 @@ OwnLoss = LossSpec | Callable[..., Tensor] | None  # a caller's own, None: that 
 
 
 def as_spec(loss: LossSpec | Callable[..., Tensor]) -> LossSpec:
-    """A caller's own loss: as it is, or a bare function with the signature of every loss; ours have their line of the table."""
+    """A caller's own loss: as it is, or a bare function with the signature of every loss; ours have their line of the table.
+
+    Files keep the name alone, so one that is not ours must not be called like one of ours: it would be taken for it there.
+    """
     if isinstance(loss, LossSpec):
-        return loss
-    return next((spec for spec in LOSS_TABLE if spec.function is loss), None) or LossSpec(loss)
+        spec = loss
+    else:
+        spec = next((spec for spec in LOSS_TABLE if spec.function is loss), None) or LossSpec(loss)
+    if spec.name in LOSSES and spec != parse_loss(spec.name)[0]:
+        raise ValueError(
+            f"a loss of your own is called {spec.name!r}, as one of rankgrad's is, and a run that is resumed would take that one; "
+            "expected a name of its own; pass LossSpec(function, name='...')"
+        )
+    return spec
 
 
 def parse_loss(text: str) -> tuple[LossSpec, dict[str, Any]]:
