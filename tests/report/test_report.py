@@ -18,7 +18,8 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.files import load_tensors, save_tensors
 from rankgrad.report.gather import read_entries, short_names
 from rankgrad.report.numbers import by_count, contests, headline, metric_table
-from rankgrad.runs.folder import CURVE, make_folder, read_per_query, write_per_query
+from rankgrad.runs.elsewhere import keep_scores
+from rankgrad.runs.folder import CURVE, make_folder, read_per_query, write_per_document, write_per_query
 from rankgrad.runs.run import train_run
 from rankgrad.runs.significance import bootstrap_interval, compare, holm
 from rankgrad.training.config import Config, Data, Loss, Model, Train, dumps
@@ -48,10 +49,11 @@ def lists(queries=12, seed=0, ids=None):
 def made(folder, of=None, noise=0, *, metrics=METRICS, split="test", history=True, config=CONFIG, **others):
     """A run folder with everything a report reads, without training: scores are labels and noise."""
     data = lists() if of is None else of
-    rng = np.random.default_rng(noise)
-    values = measure(data.labels + rng.normal(size=len(data.labels)), data, [*metrics, *CURVE.values()])
+    scores = noisy(data, noise)
+    values = measure(scores, data, [*metrics, *CURVE.values()])
     folder.mkdir(parents=True)
     write_per_query(folder, split, data, values, metrics)
+    write_per_document(folder, data, scores)
     (folder / "config.toml").write_text(dumps(config), encoding="utf-8")
     if history:
         epochs = [{"epoch": e, "loss": 1 / e, "metric": 0.5 + 0.1 * e, "best": True, "lr": 0.1} for e in (1, 2, 3)]
@@ -75,8 +77,13 @@ def made(folder, of=None, noise=0, *, metrics=METRICS, split="test", history=Tru
     return folder
 
 
+def noisy(data, noise):
+    return data.labels + np.random.default_rng(noise).normal(size=len(data.labels))
+
+
 def aged(folder):
     """The same folder as an older version wrote it: metrics per query and nothing else."""
+    (folder / "scores.safetensors").unlink()
     tensors, facts = load_tensors(folder / "queries.safetensors")
     del facts["cutoffs"]
     save_tensors(folder / "queries.safetensors", {name: tensors[name] for name in facts["metrics"]}, facts)
@@ -130,14 +137,14 @@ def test_the_table_has_the_means_of_the_reports_and_the_tests_of_compare(trained
         rows = re.findall(r"<tr><th scope=\"row\">.*?</tr>", table)
         assert len(rows) == 2
         for row, facts, own in zip(rows, reports, left):
-            cells = re.findall(r"<td>(.*?)</td>", row)
+            cells = re.findall(r'<td data-head="[^"]*">(.*?)</td>', row)
             for cell, (rule, mean), empty in zip(cells, facts["metrics"]["test"][metric].items(), (1.0, 0.0, np.nan)):
                 assert re.sub("<small>.*|</?strong>", "", cell) == f"{mean:.4f}", rule
                 counted = np.where(np.isnan(own.metrics[metric]), empty, own.metrics[metric])
                 low, high = bootstrap_interval(counted, rounds=2_000)
                 assert f"<small>{low:.3f}–{high:.3f}</small>" in cell
         found = compare(left[1].metrics[metric], left[0].metrics[metric])
-        difference, p = re.findall(r"<td>(.*?)</td>", rows[1])[-2:]
+        difference, p = re.findall(r'<td data-head="[^"]*">(.*?)</td>', rows[1])[-2:]
         assert difference.startswith(f"{found.difference:+.4f}".replace("-", "−"))
         assert p == ("<0.001" if found.p_value < 0.001 else f"{found.p_value:.3f}")
     for name in ("neural_ndcg@10", "listnet", "synthetic:tiny", reports[0]["versions"]["torch"]):
@@ -266,6 +273,93 @@ def test_the_queries_won_and_lost_most_are_those_of_the_largest_differences(tmp_
     assert row.relevant == (data.labels[data.offsets[row.query] : data.offsets[row.query + 1]] > 0).sum()
     text = words(page(*folders))
     assert f"<bdi>{row.query}</bdi></th><td>{row.other - row.first:+.4f}</td><td>{row.other:.4f}</td>" in text
+
+
+def test_lists_show_what_moved_up_and_down(tmp_path):
+    data = lists(40)
+    data = dataclasses.replace(data, rows=np.random.default_rng(3).permutation(len(data.labels)))
+    folders = [made(tmp_path / f"r{seed}", data, seed) for seed in (0, 1)]
+    entries = read_entries(folders)
+    (contest,) = contests(entries, "ndcg@10", metric_table(entries, "ndcg@10"))
+    assert [example.query for example in contest.examples] == [*contest.won[:2], *contest.lost[:2]]
+    for example in contest.examples:
+        documents = range(data.offsets[example.query.query], data.offsets[example.query.query + 1])
+        orders = [sorted(documents, key=lambda at: -noisy(data, seed)[at]) for seed in (0, 1)]
+        places = [{f"row {data.rows[at] + 1}": place for place, at in enumerate(order, 1)} for order in orders]
+        assert [own.after for own in example.documents] == sorted(own.after for own in example.documents)
+        assert {own.document for own in example.documents} == {
+            name for of in places for name, place in of.items() if place <= 10
+        }
+        for own in example.documents:
+            assert (own.before, own.after) == (places[0][own.document], places[1][own.document])
+            (row,) = (at for at in documents if f"row {data.rows[at] + 1}" == own.document)
+            assert own.label == data.labels[row]
+    text, own = words(page(*folders)), contest.examples[0].documents[0]
+    moved = own.before - own.after
+    arrow = "=" if not moved else f"{'▲' if moved > 0 else '▼'} {abs(moved)}"
+    cells = (f"{own.label:g}", own.before, own.after, arrow)
+    assert f"<bdi>{own.document}</bdi></th>" + "".join(f"<td>{cell}</td>" for cell in cells) in text
+
+
+def test_lists_are_shown_only_where_both_runs_scored_the_same_documents(tmp_path):
+    first, second = made(tmp_path / "first"), made(tmp_path / "second", noise=1)
+    assert "No lists can be shown for" not in page(first, second)
+    labels = lists().labels.copy()
+    labels[np.flatnonzero(labels == 2)[0]] = 1
+    relabelled = made(tmp_path / "relabelled", dataclasses.replace(lists(), labels=labels), 1)
+    entries = read_entries([first, relabelled])
+    (contest,) = contests(entries, "ndcg@10", metric_table(entries, "ndcg@10"))
+    assert contest.lost and not contest.examples
+    (second / "scores.safetensors").unlink()
+    assert "No lists can be shown for: second" in page(first, second)
+    (first / "scores.safetensors").write_bytes(b"x")
+    assert "scores.safetensors is cut short or damaged" in refused(first, second, out=tmp_path / "refused.html")
+
+
+def test_the_others_are_compared_with_the_baseline(tmp_path):
+    data = lists(40)
+    folders = [made(tmp_path / "runs" / name, data, seed) for seed, name in enumerate(("a", "b", "c"))]
+    keep_scores(tmp_path / "elsewhere" / "x", "lightgbm", noisy(data, 7), data, split="test", metrics=METRICS)
+    folders.append(tmp_path / "elsewhere" / "x")
+    for meant, name in (("b", "b"), ("lightgbm", "lightgbm"), ("x", "lightgbm"), (str(tmp_path / "runs" / "c"), "c")):
+        found = report.summary(folders, meant)
+        assert (found["baseline"], [*found["runs"]]) == (
+            name,
+            [name, *(n for n in ("a", "b", "c", "lightgbm") if n != name)],
+        )
+        assert "against" not in found["runs"][name]["map"]
+    expected = compare(read_per_query(folders[0]).metrics["map"], read_per_query(folders[3]).metrics["map"])
+    assert report.summary(folders, "lightgbm")["runs"]["a"]["map"]["against"]["difference"] == expected.difference
+    text = words(page(*folders, baseline="lightgbm"))
+    assert "Two-sided paired permutation test over queries against <bdi>lightgbm</bdi>" in text
+    assert text.index("<bdi>lightgbm</bdi>") < text.index("<bdi>a</bdi>")
+    for wrong in ("absent", ""):
+        with pytest.raises(ValueError, match=r"none of the runs; expected one of a, b, c, lightgbm; .*--baseline"):
+            report.summary(folders, wrong)
+    two = [made(tmp_path / f"{n}" / "same", data, n) for n in range(2)]
+    with pytest.raises(ValueError, match="same is 2 of the runs; expected one of 0/same, 1/same"):
+        report.summary(two, "same")
+    assert report.summary(two, "1/same")["baseline"] == "1/same"
+
+
+def test_scores_from_elsewhere_have_the_name_they_were_given_unless_another_row_has_it(tmp_path):
+    data = lists()
+    keep_scores(tmp_path / "x", "lightgbm", noisy(data, 7), data, split="test", metrics=METRICS)
+    run = made(tmp_path / "runs" / "lightgbm", data)
+    assert [entry.name for entry in read_entries([tmp_path / "x", made(tmp_path / "run", data)])] == ["lightgbm", "run"]
+    assert [entry.name for entry in read_entries([tmp_path / "x", run])] == ["x", "lightgbm"]
+
+
+def test_no_absolute_path_stands_in_a_page(tmp_path):
+    places = [tmp_path / "a" / "lists", tmp_path / "b" / "lists"]
+    folders = [made(tmp_path / "runs" / f"r{n}", noise=n, data=str(places[n // 2])) for n in range(4)]
+    for chosen in (folders, folders[:1], [tmp_path / "runs"]):
+        text = page(*chosen, out=tmp_path / "page.html", overwrite=True)
+        assert str(tmp_path) not in text and tmp_path.parts[1] not in Outline(text).text.split("/")
+        assert "lists" in text
+    text = words(page(*folders, out=tmp_path / "page.html", overwrite=True))
+    assert "<td>a/lists</td>" in text and "<td>b/lists</td>" in text
+    assert " of lists, " in page(*folders[:2], out=tmp_path / "page.html", overwrite=True)
 
 
 def test_without_ndcg_among_the_metrics_the_curve_gives_it(tmp_path):
@@ -547,6 +641,21 @@ def test_a_browser_shows_it_whole_and_without_complaint(browser, pages, name, wi
     assert browser.ask(STICKING_OUT) == []
     assert browser.complaints() == []
     assert browser.requests() == [(pages / f"{name}.html").as_uri()]
+
+
+@needs_browser
+@pytest.mark.parametrize("name", ["two", "evil"])
+def test_on_a_phone_difference_and_p_are_seen_without_scrolling(browser, pages, name):
+    browser.open((pages / f"{name}.html").as_uri(), 390)
+    cells = """[...document.querySelectorAll('.metrics td[data-head=difference], .metrics td[data-head=p]')].map(e => {
+        const r = e.getBoundingClientRect(), s = e.closest('.scroll');
+        return [e.dataset.head, r.left, r.right, r.width * r.height > 0, s.scrollWidth - s.clientWidth] })"""
+    found = browser.ask(cells)
+    assert {head for head, *_ in found} == {"difference", "p"}
+    for _, left, right, seen, scrolls in found:
+        assert 0 <= left < right <= 390 and seen and scrolls == 0
+    names = "[...document.querySelectorAll('.metrics td[data-head]')].map(e => getComputedStyle(e, '::before').content)"
+    assert {'"difference"', '"p"', '"empty left out"'} <= set(browser.ask(names))
 
 
 @needs_browser

@@ -28,16 +28,18 @@ def write(
     title: str = "",
     overwrite: bool = False,
     only: Collection[Path] | None = None,
+    baseline: str | None = None,
 ) -> int:
     """Write the report of runs to a file, and return its size in bytes.
 
     - `folders`: each is one row of the report: a finished run, or a folder with several runs below it. Of these, runs
       evaluated on the same queries (seeds) are averaged query by query, and sets of queries (folds) are joined. All
-      rows must have been evaluated on the same queries; the others are compared with the first.
+      rows must have been evaluated on the same queries; the others are compared with the first, or with the baseline.
     - `out`: the HTML file.
     - `title`: its heading; by default the name of the run, or the number of runs.
     - `overwrite`: replace a file that exists.
     - `only`: of the runs below a folder take these alone.
+    - `baseline`: the name or folder of the row that the others are compared with; it comes first.
     """
     try:
         from rankgrad.report.page import render
@@ -50,14 +52,14 @@ def write(
     if not out.parent.is_dir():
         raise ValueError(f"{out.parent} is not a folder; expected one to write {out.name} into; make it first")
     # A path may hold bytes that are not valid text; they are shown as question marks.
-    content = render(folders, title=title, only=only).encode("utf-8", "replace")
+    content = render(folders, title=title, only=only, baseline=baseline).encode("utf-8", "replace")
     write_atomically(out, content)
     return len(content)
 
 
-def summary(folders: Sequence[Path]) -> dict[str, Any]:
-    """The metric tables of the report as plain values, by run and metric; `against` is the run minus the first."""
-    entries = read_entries(folders)
+def summary(folders: Sequence[Path], baseline: str | None = None) -> dict[str, Any]:
+    """The metric tables of the report as plain values, by run and metric; `against` is the run minus the first, the baseline."""
+    entries = read_entries(folders, baseline=baseline)
     runs: dict[str, dict[str, Any]] = {entry.name: {} for entry in entries}
     for metric in entries[0].per_query.metrics:
         for row in metric_table(entries, metric):
@@ -68,6 +70,7 @@ def summary(folders: Sequence[Path]) -> dict[str, Any]:
     return {
         "split": entries[0].per_query.split,
         "queries": len(entries[0].per_query.query_ids),
+        "baseline": entries[0].name,
         "runs": runs,
         "interval": LEVEL,
         "convention": CONVENTION,

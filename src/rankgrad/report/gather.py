@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankgrad.runs.compare import expect_same_queries
-from rankgrad.runs.folder import CONFIG, REPORT, PerQuery, read_config_table, read_history, read_per_query, read_report
+from rankgrad.runs.folder import (
+    CONFIG,
+    REPORT,
+    PerDocument,
+    PerQuery,
+    read_config_table,
+    read_history,
+    read_per_document,
+    read_per_query,
+    read_report,
+)
 
 
 @dataclass(frozen=True)
@@ -56,14 +66,19 @@ class Entry:
     """A row of the report: a run, or several (seeds, folds) whose per-query values are averaged and joined."""
 
     name: str
+    called: str  # what scores from elsewhere are called, "" of a run
     per_query: PerQuery
     trainings: list[Training]
     facts: dict[str, str]  # provenance as text, "" where a folder does not say
+    sources: list[str]  # of its lists, as its runs say
     members: list[RunMembers]  # of the runs that have any
+    per_document: PerDocument | None  # where it is one run that kept its scores
 
 
-def read_entries(folders: Sequence[Path], only: Collection[Path] | None = None) -> list[Entry]:
-    """An entry for each folder; refuses unfinished runs and runs that were not evaluated on the same queries."""
+def read_entries(
+    folders: Sequence[Path], only: Collection[Path] | None = None, baseline: str | None = None
+) -> list[Entry]:
+    """An entry for each folder, the baseline first; refuses unfinished runs and runs not evaluated on the same queries."""
     if not folders:
         raise ValueError("there is nothing to report; expected at least one folder of a finished run")
     entries = [_read(folder, name, only) for folder, name in zip(folders, short_names(folders))]
@@ -71,7 +86,41 @@ def read_entries(folders: Sequence[Path], only: Collection[Path] | None = None) 
         expect_same_queries(folders[0], entries[0].per_query, folder, entry.per_query)
         _expect_same_empty(folders[0], entries[0].per_query, folder, entry.per_query)
     comparable = _with_common_metrics([entry.per_query for entry in entries])
-    return [replace(entry, per_query=per_query) for entry, per_query in zip(entries, comparable)]
+    shown = _shown_sources([source for entry in entries for source in entry.sources])
+    entries = [
+        replace(
+            entry, name=name, per_query=own, facts=entry.facts | {"data": _listed([shown[s] for s in entry.sources])}
+        )
+        for entry, name, own in zip(entries, _row_names(entries), comparable)
+    ]
+    if baseline is not None:
+        entries.insert(0, entries.pop(_place_of(baseline, entries, folders)))
+    return entries
+
+
+def _row_names(entries: Sequence[Entry]) -> list[str]:
+    """What scores from elsewhere are called, where no other row is called so; else the end of the path."""
+    names = [entry.called or entry.name for entry in entries]
+    return [name if names.count(name) == 1 else entry.name for name, entry in zip(names, entries)]
+
+
+def _place_of(baseline: str, entries: Sequence[Entry], folders: Sequence[Path]) -> int:
+    """Which row a person means: by its name in the report, or by its folder."""
+    names = [entry.name for entry in entries]
+    if names.count(baseline) == 1:
+        return names.index(baseline)
+    meant = Path(baseline).resolve()
+    found = [at for at, folder in enumerate(folders) if folder.resolve() == meant or folder.resolve().name == baseline]
+    if len(found) != 1:
+        wrong = "is none of the runs" if not found else f"is {len(found)} of the runs"
+        raise ValueError(f"the baseline {baseline} {wrong}; expected one of {', '.join(names)}; choose with --baseline")
+    return found[0]
+
+
+def _shown_sources(sources: Sequence[str]) -> dict[str, str]:
+    """Where lists come from, as a page says it that is sent around: of a path the shortest end that tells it from the others."""
+    paths = list(dict.fromkeys(source for source in sources if Path(source).is_absolute()))
+    return {source: source for source in sources} | dict(zip(paths, _distinct_ends([Path(path) for path in paths])))
 
 
 def _with_common_metrics(runs: Sequence[PerQuery]) -> list[PerQuery]:
@@ -100,11 +149,17 @@ def short_names(folders: Sequence[Path]) -> list[str]:
     >>> short_names([Path("/runs/a/seed1"), Path("/runs/b/seed1")])
     ['a/seed1', 'b/seed1']
     """
-    parts = [folder.resolve().parts for folder in folders]
-    twice = next((folder for folder, own in zip(folders, parts) if parts.count(own) > 1), None)
+    places = [folder.resolve() for folder in folders]
+    twice = next((folder for folder, place in zip(folders, places) if places.count(place) > 1), None)
     if twice is not None:
         raise ValueError(f"{twice} is given twice; expected different runs; leave one out")
-    for depth in range(1, max(map(len, parts)) + 1):
+    return _distinct_ends(places)
+
+
+def _distinct_ends(paths: Sequence[Path]) -> list[str]:
+    ends: list[str] = []
+    parts = [path.relative_to(path.anchor).parts for path in paths]
+    for depth in range(1, max(map(len, parts), default=0) + 1):
         ends = ["/".join(own[-depth:]) for own in parts]
         if len(set(ends)) == len(ends):
             break
@@ -128,10 +183,13 @@ def _read(folder: Path, name: str, only: Collection[Path] | None) -> Entry:
             )
     return Entry(
         name=name,
+        called=_text(reports[0].get("name")) if len(runs) == 1 else "",
         per_query=_combined(runs, per_query),
         trainings=[_training(*of) for of in zip(runs, reports, configs)],
         facts={key: _listed([own[key] for own in facts]) for key in facts[0]},
+        sources=[_text(report.get("data")) for report in reports],
         members=[found for of in zip(reports, configs) if (found := _members(*of)).members],
+        per_document=read_per_document(runs[0]) if len(runs) == 1 else None,
     )
 
 

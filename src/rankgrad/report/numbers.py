@@ -11,12 +11,15 @@ import numpy as np
 
 from rankgrad.report.gather import Entry
 from rankgrad.runs.compare import with_interval
+from rankgrad.runs.folder import PerDocument
 from rankgrad.runs.significance import Comparison, compare, holm
 from rankgrad.training.evaluate import RULES
 
 SIGNIFICANT = 0.05
 BINS = 5  # groups of queries, of about equal size, in the figures by length and by relevant documents
 QUERIES = 5  # shown as won most and as lost most
+EXAMPLES = 2  # of either whose documents are shown
+PLACES = 10  # at the top of a list that are shown of it
 
 
 class Interval(NamedTuple):
@@ -61,6 +64,22 @@ class Query(NamedTuple):
     other: float
 
 
+class Moved(NamedTuple):
+    """A document of an example, with its place, from 1, by the first entry and by the other."""
+
+    document: str
+    label: float
+    before: int
+    after: int
+
+
+class Example(NamedTuple):
+    """A list under two entries: the documents that either puts among the first, as the other ranks them."""
+
+    query: Query
+    documents: list[Moved]
+
+
 @dataclass(frozen=True)
 class Contest:
     """An entry against the first: differences of the queries that count, and where they are largest."""
@@ -70,6 +89,7 @@ class Contest:
     differences: np.ndarray
     won: list[Query]
     lost: list[Query]
+    examples: list[Example]  # none where an entry kept no scores
 
 
 def headline(metrics: Sequence[str]) -> str:
@@ -140,8 +160,44 @@ def contests(entries: Sequence[Entry], metric: str, rows: Sequence[Row]) -> list
         order = known[np.argsort(-differences, kind="stable")]
         won, lost = order[: min(QUERIES, row.against.wins)], order[::-1][: min(QUERIES, row.against.losses)]
         queries = [[_query(entries[0], values[0], values[index], place) for place in places] for places in (won, lost)]
-        found.append(Contest(index, row.against, differences, *queries))
+        chosen = [
+            (place, query) for of, places in zip(queries, (won, lost)) for place, query in zip(places[:EXAMPLES], of)
+        ]
+        examples = _examples(entries[0], entries[index], chosen)
+        found.append(Contest(index, row.against, differences, queries[0], queries[1], examples))
     return found
+
+
+def _examples(first: Entry, other: Entry, chosen: Sequence[tuple[np.intp, Query]]) -> list[Example]:
+    """Lists under two entries; none where the two did not keep the scores of the same documents."""
+    a, b, lengths = first.per_document, other.per_document, first.per_query.documents
+    if a is None or b is None or lengths is None:
+        return []
+    if len(a.labels) != lengths.sum() or not np.array_equal(a.labels, b.labels) or not np.array_equal(a.rows, b.rows):
+        return []
+    starts = np.cumsum(lengths) - lengths
+    return [Example(query, _moved(a, b, int(starts[place]), int(lengths[place]))) for place, query in chosen]
+
+
+def _moved(first: PerDocument, other: PerDocument, start: int, count: int) -> list[Moved]:
+    """The documents from `start` that either puts among its first places, as the other ranks them."""
+    before, after = (_places(of.scores[start : start + count]) for of in (first, other))
+    shown = np.flatnonzero(np.minimum(before, after) <= PLACES)
+    return [
+        Moved(f"row {first.rows[start + at] + 1}", float(first.labels[start + at]), int(before[at]), int(after[at]))
+        for at in shown[np.argsort(after[shown])]
+    ]
+
+
+def _places(scores: np.ndarray) -> np.ndarray:
+    """The place of each document, from 1; ties in input order, as the metrics have it.
+
+    >>> _places(np.array([0.5, 2.0, 0.5])).tolist()
+    [2, 1, 3]
+    """
+    places = np.empty(len(scores), np.int64)
+    places[np.argsort(-scores, kind="stable")] = np.arange(1, len(scores) + 1)
+    return places
 
 
 def hardest(entry: Entry, values: np.ndarray) -> list[Query]:

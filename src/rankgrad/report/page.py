@@ -23,9 +23,11 @@ LONGEST = 120  # characters of a query id that are shown
 FEW = 6  # runs that the summary names
 
 
-def render(folders: Sequence[Path], *, title: str = "", only: Collection[Path] | None = None) -> str:
+def render(
+    folders: Sequence[Path], *, title: str = "", only: Collection[Path] | None = None, baseline: str | None = None
+) -> str:
     """The whole page as HTML."""
-    entries = read_entries(folders, only)
+    entries = read_entries(folders, only, baseline)
     names = [entry.name for entry in entries]
     headline = numbers.headline(list(entries[0].per_query.metrics))
     metrics = [headline, *(name for name in entries[0].per_query.metrics if name != headline)]
@@ -43,6 +45,8 @@ def render(folders: Sequence[Path], *, title: str = "", only: Collection[Path] |
         tables=[(metric, rows, _best(rows), _bars(rows)) for metric, rows in tables.items()],
         sections=_framed(make_sections(entries, headline, contests)),
         contests=contests,
+        places=numbers.PLACES,
+        without_scores=[entry.name for entry in entries if entry.per_document is None],
         names=names,
         hardest=numbers.hardest(entries[0], entries[0].per_query.metrics[headline]) if len(entries) == 1 else [],
         conventions=list(dict.fromkeys(entry.facts["convention"] or CONVENTION for entry in entries)),
@@ -60,6 +64,7 @@ def _template() -> Any:
         "interval": format_interval,
         "p_value": format_p_value,
         "shortened": shortened,
+        "moved": format_moved,
         "styled": styled,
         "breakable": breakable,
     }
@@ -140,6 +145,12 @@ def format_interval(found: Any, sign: str = "") -> str:
 def format_p_value(p: float) -> str:
     """Three decimals; a dash for NaN."""
     return "–" if np.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def format_moved(document: numbers.Moved) -> str:
+    """How many places a document rose or fell."""
+    places = document.before - document.after
+    return "=" if not places else f"▲ {places}" if places > 0 else f"▼ {-places}"
 
 
 def styled(names: Sequence[str]) -> list[tuple[str, Style]]:
