@@ -51,7 +51,7 @@ def ndcg(
     gain_values = gains(lists.labels, lists.mask, gain)
     ideal = ideal_dcg(gain_values, k)
     value = _dcg(lists, gain_values, k) / torch.where(ideal > 0, ideal, 1.0)
-    return _finish(value, lists, (lists.labels > 0).any(-1) & ~(ideal <= 0), empty)
+    return _finish(value, lists, ~(lists.labels > 0).any(-1) | (ideal <= 0), empty)
 
 
 @explained
@@ -76,7 +76,7 @@ def dcg(
         return _by_kernel("dcg", scores, labels, mask, k, empty, check, gain=gain)
     lists = prepare(scores, labels, mask, check, gain=gain)
     value = _dcg(lists, gains(lists.labels, lists.mask, gain), k)
-    return _finish(value, lists, (lists.labels > 0).any(-1), empty)
+    return _finish(value, lists, ~(lists.labels > 0).any(-1), empty)
 
 
 @explained
@@ -99,9 +99,10 @@ def average_precision(
     k = cutoff(k)
     if _has_kernel(backend, scores, threshold):
         return _by_kernel("map", scores, labels, mask, k, empty, check, option=positive("threshold", threshold))
-    lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
+    lists, relevant, total = _relevance(scores, labels, mask, threshold, check)
+    hits = _ranked(relevant, lists).double()
     value = top(hits * hits.cumsum(-1) / ranks(hits), k).sum(-1) / total.clamp(min=1)
-    return _finish(value, lists, total > 0, empty)
+    return _finish(value, lists, total == 0, empty)
 
 
 @explained
@@ -124,8 +125,9 @@ def reciprocal_rank(
     k = cutoff(k)
     if _has_kernel(backend, scores, threshold):
         return _by_kernel("mrr", scores, labels, mask, k, empty, check, option=positive("threshold", threshold))
-    lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
-    return _finish(top(hits / ranks(hits), k).amax(-1), lists, total > 0, empty)
+    lists, relevant, total = _relevance(scores, labels, mask, threshold, check)
+    hits = _ranked(relevant, lists).double()
+    return _finish(top(hits / ranks(hits), k).amax(-1), lists, total == 0, empty)
 
 
 @explained
@@ -153,8 +155,8 @@ def err(
         return _by_kernel("err", scores, labels, mask, k, empty, check, option=max_label)
     lists = prepare(scores, labels, mask, check)
     chances = stop_chances(lists.labels, lists.mask, max_label)
-    value = cascade(chances.gather(-1, order_by_score(lists.scores, lists.padding)), k, constant=True)
-    return _finish(value, lists, (lists.labels > 0).any(-1), empty)
+    value = cascade(_ranked(chances, lists), k, constant=True)
+    return _finish(value, lists, ~(lists.labels > 0).any(-1), empty)
 
 
 @explained
@@ -177,9 +179,9 @@ def precision(
     k = cutoff(k)
     if _has_kernel(backend, scores, threshold):
         return _by_kernel("precision", scores, labels, mask, k, empty, check, option=positive("threshold", threshold))
-    lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
+    lists, relevant, total = _relevance(scores, labels, mask, threshold, check)
     depth = lists.counts.clamp(min=1) if k is None else k
-    return _finish(top(hits, k).sum(-1) / depth, lists, total > 0, empty)
+    return _finish(_found(relevant, total, lists, k) / depth, lists, total == 0, empty)
 
 
 @explained
@@ -202,8 +204,8 @@ def recall(
     k = cutoff(k)
     if _has_kernel(backend, scores, threshold):
         return _by_kernel("recall", scores, labels, mask, k, empty, check, option=positive("threshold", threshold))
-    lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
-    return _finish(top(hits, k).sum(-1) / total.clamp(min=1), lists, total > 0, empty)
+    lists, relevant, total = _relevance(scores, labels, mask, threshold, check)
+    return _finish(_found(relevant, total, lists, k) / total.clamp(min=1), lists, total == 0, empty)
 
 
 @explained
@@ -226,8 +228,8 @@ def hit_rate(
     k = cutoff(k)
     if _has_kernel(backend, scores, threshold):
         return _by_kernel("hit_rate", scores, labels, mask, k, empty, check, option=positive("threshold", threshold))
-    lists, hits, total = _ranked_relevance(scores, labels, mask, threshold, check)
-    return _finish(top(hits, k).amax(-1), lists, total > 0, empty)
+    lists, relevant, total = _relevance(scores, labels, mask, threshold, check)
+    return _finish(_found(relevant, total, lists, k).clamp(max=1), lists, total == 0, empty)
 
 
 METRICS: dict[str, Callable[..., Tensor]] = {
@@ -299,25 +301,34 @@ def _by_kernel(
     return metric_kernel(name, scores, labels, mask, *known, k, _empty_value(empty), option)
 
 
-def _ranked_relevance(
+def _relevance(
     scores: Tensor, labels: Tensor, mask: Tensor | None, threshold: float, check: bool | None
 ) -> tuple[Lists, Tensor, Tensor]:
-    """The lists, 1 where the document at a rank is relevant ([..., L] float64), and how many are relevant in all."""
+    """The lists, which documents are relevant ([..., L] bool), and how many are in each list ([...] float64)."""
     threshold = positive("threshold", threshold)
     lists = prepare(scores, labels, mask, check)
     relevant = lists.labels >= threshold  # labels are 0 under the padding
-    hits = relevant.gather(-1, order_by_score(lists.scores, lists.padding)).double()
-    return lists, hits, relevant.sum(-1)
+    return lists, relevant, relevant.sum(-1, dtype=torch.float64)
+
+
+def _ranked(values: Tensor, lists: Lists) -> Tensor:
+    """Values of the documents from the best score to the worst, [..., L]."""
+    return values.gather(-1, order_by_score(lists.scores, lists.padding))
+
+
+def _found(relevant: Tensor, total: Tensor, lists: Lists, k: int | None) -> Tensor:
+    """How many relevant documents stand among the first k, [...] float64."""
+    return total if k is None else top(_ranked(relevant, lists).double(), k).sum(-1)
 
 
 def _dcg(lists: Lists, gain_values: Tensor, k: int | None) -> Tensor:
-    ranked = gain_values.gather(-1, order_by_score(lists.scores, lists.padding))
+    ranked = _ranked(gain_values, lists)
     return (ranked * discounts(ranked.shape[-1], k, ranked.device)).sum(-1)
 
 
-def _finish(value: Tensor, lists: Lists, has_relevant: Tensor, empty: float) -> Tensor:
+def _finish(value: Tensor, lists: Lists, is_empty: Tensor, empty: float) -> Tensor:
     """The rule for empty lists, NaN for unsound ones, and the scores' dtype."""
-    value = torch.where(has_relevant, value, _empty_value(empty))
+    value = value.masked_fill(is_empty, _empty_value(empty))
     return poison(value, lists).to(lists.scores.dtype)
 
 

@@ -103,7 +103,7 @@ def prepare(
         scores = functional.pad(scores, (0, 0, 0, 1) if units else (0, 1))
         labels, mask = functional.pad(labels, (0, 1)), functional.pad(mask, (0, 1))
         weights = weights if weights is None else functional.pad(weights, (0, 1))
-    labels = _recordable(labels.detach()).double()
+    labels = _recordable(labels.detach() if labels.requires_grad else labels).double()
     wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
     if weights is not None:
         weights = _recordable(weights.detach()).to(wide.dtype)
@@ -148,8 +148,8 @@ def reduce(
         return values
     if reduction == "sum":
         return values.sum()
-    if informative is None and lists.weights is None:
-        return values.sum() / max(1, int(lists.mask.sum()) if by_document else values.numel())
+    if informative is None and lists.weights is None and values.numel():
+        return values.sum() / max(1, int(lists.mask.sum())) if by_document else values.mean()
     counted = torch.ones_like(values, dtype=torch.bool) if informative is None else informative
     if lists.valid is not None:
         counted = counted | ~lists.valid
@@ -171,7 +171,8 @@ def poison(values: Tensor, lists: Lists) -> Tensor:
 
 def order_by_score(scores: Tensor, padding: Tensor) -> Tensor:
     """Documents from best to worst, [..., L] int64: ties keep the input order, padding comes last."""
-    return scores.detach().masked_fill(padding, -math.inf).argsort(dim=-1, descending=True, stable=True)
+    scores = scores.detach() if scores.requires_grad else scores
+    return scores.masked_fill(padding, -math.inf).argsort(dim=-1, descending=True, stable=True)
 
 
 def ranks_by_score(scores: Tensor, padding: Tensor) -> Tensor:
@@ -276,16 +277,16 @@ def _check_tensors(scores: Tensor, labels: Tensor, mask: Tensor | None, weights:
 
 
 def _largest_score(lists: Lists, gain: object) -> float | None:
-    """The largest score's size if all values are good, else None: two numbers of each tensor tell."""
+    """The largest score's size if all values are good, else None: a number or two of each tensor tell."""
     if lists.labels.numel() == 0:
         return 0.0
-    low, high = (float(bound) for bound in lists.scores.detach().aminmax())
+    largest = float(torch.linalg.vector_norm(lists.scores.detach(), math.inf))
     lowest, highest = (float(bound) for bound in lists.labels.aminmax())
-    good = low > -math.inf and high < math.inf and lowest >= 0 and highest < (NO_GAIN if gain == "exp2" else math.inf)
+    good = largest < math.inf and lowest >= 0 and highest < (NO_GAIN if gain == "exp2" else math.inf)
     if lists.weights is not None:
         lightest, heaviest = (float(bound) for bound in lists.weights.aminmax())
         good = good and lightest >= 0 and heaviest < math.inf
-    return max(-low, high) if good else None  # NaN fails every comparison
+    return largest if good else None  # NaN fails every comparison
 
 
 def _refuse(scores: Tensor, labels: Tensor, weights: Tensor | None, mask: Tensor, gain: object) -> None:

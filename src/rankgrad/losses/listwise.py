@@ -51,7 +51,7 @@ def listnet(
         torch_path = partial(listnet, labels=labels, mask=mask, reduction=reduction, check=False, backend="torch")
         return list_loss("listnet", scores, labels, mask, torch_path, reduction=reduction, check=check)
     lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
-    target = log_softmax(lists.labels, lists.padding).exp()
+    target = lists.labels.masked_fill(lists.padding, torch.finfo(torch.float64).min).softmax(-1)
     return _cross_entropy(lists, target, has_relevant(lists.labels, lists.weighing), reduction)
 
 
@@ -113,7 +113,7 @@ def xe_ndcg(
         )
     lists = prepare(scores, labels, mask, check, gain="exp2", weights=weights, sums=True)
     gamma = _uniform(lists, labels.shape, generator, noise)
-    rho = torch.where(lists.mask, torch.exp2(lists.labels) - gamma, 0.0)
+    rho = (torch.exp2(lists.labels) - gamma).masked_fill(lists.padding, 0.0)
     total = rho.sum(-1, keepdim=True)
     target = rho / torch.where(total > 0, total, 1.0)
     informative = unless_all(has_relevant(lists.labels, lists.weighing), lists)
@@ -158,14 +158,14 @@ def query_rmse(
             "query_rmse", scores, labels, mask, torch_path, reduction=reduction, check=check, option=float(count_empty)
         )
     lists = prepare(scores, labels, mask, check, weights=weights, squares=True)
-    error = torch.where(lists.mask, lists.labels.to(lists.scores.dtype) - lists.scores, 0.0)
+    error = lists.labels.to(lists.scores.dtype) - lists.scores  # 0 under the padding
     if lists.weights is None:
         mean = error.sum(-1, keepdim=True) / lists.counts.clamp(min=1)[..., None]
-        values = torch.where(lists.mask, error - mean, 0.0).square().sum(-1)
+        values = (error - mean).masked_fill(lists.padding, 0.0).square().sum(-1)
     else:
         total = lists.sum_weights()
         mean = (lists.weights * error).sum(-1) / torch.where(total > 0, total, 1.0)
-        values = (lists.weights * torch.where(lists.mask, error - mean[..., None], 0.0).square()).sum(-1)
+        values = (lists.weights * (error - mean[..., None]).masked_fill(lists.padding, 0.0).square()).sum(-1)
     counts = has_error(lists.labels, lists.weighing, count_empty)
     return reduce(values, counts, lists, reduction, by_document=True)
 

@@ -129,6 +129,6 @@ def logits_of_levels(highest_label: int) -> int:
 
 def _mean_over_documents(values: Tensor, lists: Lists) -> Tensor:
     if lists.weights is None:
-        return torch.where(lists.mask, values, 0.0).sum(-1) / lists.counts.clamp(min=1)
+        return values.masked_fill(lists.padding, 0.0).sum(-1) / lists.counts.clamp(min=1)
     total = lists.sum_weights()
-    return torch.where(lists.mask, lists.weights * values, 0.0).sum(-1) / torch.where(total > 0, total, 1.0)
+    return (lists.weights * values).masked_fill(lists.padding, 0.0).sum(-1) / torch.where(total > 0, total, 1.0)
