@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         read_table as read_table,
     )
     from rankgrad.estimator import NeuralRanker as NeuralRanker
+    from rankgrad.export import export_ranker as export_ranker, read_export as read_export
     from rankgrad.losses import (
         LOSS_TABLE as LOSS_TABLE,
         LOSSES as LOSSES,
@@ -84,6 +85,7 @@ _NAMES = {
     "rankgrad.running_metric": "RankingMetric",
     "rankgrad.data": "RankingDataset read_svmlight read_table",
     "rankgrad.estimator": "NeuralRanker",
+    "rankgrad.export": "export_ranker read_export",
     "rankgrad.ranker": "Ranker",
     "rankgrad.runs.load": "load",
 }

@@ -1,0 +1,55 @@
+"""A ranker as one module without data-dependent Python: raw features and list sizes in, scores out."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from rankgrad.export.scaling import scaling_module
+from rankgrad.models import MLP, Linear, ranking_scores
+from rankgrad.ranker import Ranker
+
+
+class ScoringGraph(nn.Module):
+    """Scores [N] float32 of raw documents [N, F] float32, list after list; sizes [Q] int64 says how many each list has.
+
+    Scaling, list-relative inputs and averaged members are inside. Lists are padded to the longest for the model, as everywhere:
+    lists of very different lengths are cheaper apart. Sizes that do not add up to N, or a negative one, make every score NaN:
+    a graph cannot say more.
+    """
+
+    def __init__(self, ranker: Ranker) -> None:
+        super().__init__()
+        self.scaling = scaling_module(ranker.scaling)
+        self.model = copy.deepcopy(ranker.model).cpu().eval().requires_grad_(False)
+        self.units = ranker.units
+        self.alone = isinstance(self.model, MLP | Linear) and self.model.inputs == "features"
+
+    def forward(self, features: Tensor, sizes: Tensor) -> Tensor:
+        """[N, F], [Q] -> [N]."""
+        rows = features.shape[0]
+        x = self.scaling(features)
+        fits = (sizes.sum() == rows) & (sizes >= 0).all()
+        scores = self._scored(x[None], None)[0] if self.alone else self._in_lists(x, sizes.clamp(0, rows))
+        return torch.where(fits, scores, torch.nan)
+
+    def _scored(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return ranking_scores(self.model(x, mask).float(), self.units)
+
+    def _in_lists(self, x: Tensor, sizes: Tensor) -> Tensor:
+        """Padded, scored, and back in their rows."""
+        rows, width = x.shape
+        first = sizes.cumsum(0) - sizes
+        longest = torch.cat([sizes, sizes.new_ones(1)]).max().item()
+        torch._check(longest >= 1)
+        place = torch.arange(longest)
+        real = place < sizes[:, None]  # [Q, longest]
+        source = torch.where(real, first[:, None] + place, rows).clamp(max=rows)  # padding is the row of zeros below
+        x = torch.cat([x, x.new_zeros(1, width)])
+        padded = x.index_select(0, source.reshape(-1)).reshape(sizes.shape[0], longest, width)
+        scores = self._scored(padded, real).reshape(-1)
+        # A list's first row adds 1 to the number of the list that every later row belongs to; empty lists add nothing to see.
+        begins = torch.zeros(rows + 1, dtype=torch.int64).scatter_add(0, first.clamp(max=rows), torch.ones_like(first))
+        number = begins.cumsum(0)[:rows] - 1
+        within = torch.arange(rows) - first.index_select(0, number)
+        return scores.index_select(0, (number * longest + within).clamp(0, scores.shape[0] - 1))
