@@ -243,10 +243,10 @@ class Members(nn.Module):
         self.scale: Tensor
         self.decays: Tensor
 
-    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Scores [K, B, L]."""
+    def forward(self, features: Tensor, mask: Tensor | None = None, *, tanh: bool = True) -> Tensor:
+        """Scores [K, B, L]; without `tanh` before that of the members that have a scale."""
         features = _clean(features, mask, self.features, self.weights.dtype)
-        scores = self._score(_inputs(features, mask, self.inputs))
+        scores = self._score(_inputs(features, mask, self.inputs), tanh=tanh)
         return scores if mask is None else scores.masked_fill(~mask, 0.0)
 
     def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
@@ -254,8 +254,8 @@ class Members(nn.Module):
         features = _clean(features[None], None, self.features, self.weights.dtype)[0]
         return self._score(_packed_inputs(features, lists.offsets, self.inputs))
 
-    def _score(self, x: Tensor) -> Tensor:
-        """[..., F] -> [K, ...]."""
+    def _score(self, x: Tensor, *, tanh: bool = True) -> Tensor:
+        """[..., F] -> [K, ...]; `tanh`: with that of the members that have a scale."""
         members, shape = len(self.weights), x.shape[:-1]
         hidden = x.reshape(-1, x.shape[-1])
         parts = iter(self.weights.split(self.sizes, 1))
@@ -267,8 +267,11 @@ class Members(nn.Module):
                 hidden = self._dropped((torch.matmul(hidden, weight) + bias).relu(), layer)
             else:
                 hidden = self._dropped(torch.baddbmm(bias, hidden, weight).relu(), layer)
-        scores = hidden.view(members, *shape)
-        scale = self.scale.to(scores.dtype).view(-1, *[1] * len(shape))
+        return self.scaled(hidden.view(members, *shape)) if tanh else hidden.view(members, *shape)
+
+    def scaled(self, scores: Tensor) -> Tensor:
+        """The scores [K, ...] with scale * tanh(s) of the members that have a scale."""
+        scale = self.scale.to(scores.dtype).view(-1, *[1] * (scores.dim() - 1))
         return torch.where(scale > 0, scale * scores.tanh(), scores)
 
     def _dropped(self, hidden: Tensor, layer: int) -> Tensor:
@@ -631,9 +634,12 @@ def _inputs(features: Tensor, mask: Tensor | None, inputs: str) -> Tensor:
     if inputs == "features":
         return features
     count = features.shape[1] if mask is None else mask.sum(1).clamp(min=1)[:, None, None]
-    away = features - features.sum(1, keepdim=True) / count  # padding is 0 already
+    # Other runtimes sum float32 one by one: a feature that is equal throughout a list of 1,000 would not be equal to its mean.
+    x = features.double() if torch.compiler.is_exporting() else features
+    away = x - x.sum(1, keepdim=True) / count  # padding is 0 already
     away = away if mask is None else away.masked_fill(~mask[..., None], 0.0)
-    return torch.cat([features, _over_deviation(away, away.square().sum(1, keepdim=True) / count)], -1)
+    relative = _over_deviation(away, away.square().sum(1, keepdim=True) / count)
+    return torch.cat([features, relative.to(features.dtype)], -1)
 
 
 def _packed_inputs(features: Tensor, offsets: Tensor, inputs: str) -> Tensor:

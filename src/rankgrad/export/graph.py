@@ -1,13 +1,16 @@
 """A ranker as one module without data-dependent Python: raw features and list sizes in, scores out."""
 
 import copy
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from rankgrad.export.scaling import scaling_module
-from rankgrad.models import MLP, Linear, ranking_scores
+from rankgrad.models import MLP, AveragedMembers, Linear, ranking_scores, standardised
 from rankgrad.ranker import Ranker
+
+ROUNDING = 1e-6  # of a member's scores, in units of max(1, |score|)
 
 
 class ScoringGraph(nn.Module):
@@ -34,14 +37,19 @@ class ScoringGraph(nn.Module):
         return torch.where(fits, scores, torch.nan)
 
     def _scored(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if isinstance(self.model, AveragedMembers):
+            # In float64: where a member's scores are nearly equal, standardising them enlarges what tanh loses in float32.
+            members = self.model.members
+            scores = members.scaled(members(x, mask, tanh=False).double())
+            return standardised(_equal_but_for_rounding(scores, mask), mask).mean(0).float()
         return ranking_scores(self.model(x, mask).float(), self.units)
 
     def _in_lists(self, x: Tensor, sizes: Tensor) -> Tensor:
         """Padded, scored, and back in their rows."""
         rows, width = x.shape
         first = sizes.cumsum(0) - sizes
-        longest = torch.cat([sizes, sizes.new_ones(1)]).max().item()
-        torch._check(longest >= 1)
+        longest = cast(int, torch.cat([sizes, sizes.new_full((1,), 2)]).max().item())  # int() would fix it
+        torch._check(longest >= 2)  # attention to one document is another graph to torch.export
         place = torch.arange(longest)
         real = place < sizes[:, None]  # [Q, longest]
         source = torch.where(real, first[:, None] + place, rows).clamp(max=rows)  # padding is the row of zeros below
@@ -53,3 +61,12 @@ class ScoringGraph(nn.Module):
         number = begins.cumsum(0)[:rows] - 1
         within = torch.arange(rows) - first.index_select(0, number)
         return scores.index_select(0, (number * longest + within).clamp(0, scores.shape[0] - 1))
+
+
+def _equal_but_for_rounding(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Scores [K, B, L] with 0 in lists whose scores are equal: runtimes round equal rows of one product differently."""
+    hidden = None if mask is None else ~mask
+    low, high = ((scores if hidden is None else scores.masked_fill(hidden, end)) for end in (torch.inf, -torch.inf))
+    low, high = low.amin(-1, keepdim=True), high.amax(-1, keepdim=True)
+    equal = high - low <= ROUNDING * torch.maximum(low.abs(), high.abs()).clamp(min=1.0)
+    return torch.where(equal, 0.0, scores)

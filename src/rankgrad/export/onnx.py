@@ -76,7 +76,9 @@ def read_onnx(path: Path) -> dict[str, Any]:
     begin = content.rfind(mark) + len(mark)
     found = content[begin : begin + 64].decode("ascii", errors="replace")
     if mark not in content or hashlib.sha256(_filled(content, BLANK, found)).hexdigest() != found:
-        raise ValueError(f"{path} is cut short, damaged or not written by `rankgrad export`; expected its ONNX; export it again")
+        raise ValueError(
+            f"{path} is cut short, damaged or not written by `rankgrad export`; expected its ONNX; export it again"
+        )
     try:
         import onnx
     except ImportError as error:

@@ -68,7 +68,9 @@ def read_program(path: Path) -> dict[str, Any]:
     except (zipfile.BadZipFile, StopIteration, ValueError, OSError):
         whole = False
     if not whole:
-        raise ValueError(f"{path} is cut short, damaged or not written by `rankgrad export`; expected its .pt2; export it again")
+        raise ValueError(
+            f"{path} is cut short, damaged or not written by `rankgrad export`; expected its .pt2; export it again"
+        )
     return facts
 
 

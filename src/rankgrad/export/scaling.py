@@ -4,6 +4,8 @@ It computes in float64 what `Scaling.apply` computes with numpy in float64, so t
 are found by halving: neither ONNX nor Vespa has a search in a sorted table, both have comparisons, sums and lookups.
 """
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -87,7 +89,7 @@ class _Quantiles(_Tamed):
         self.width = 2 ** longest.bit_length()  # above the longest, so that every column ends in infinity
         node = np.full((columns, self.width), np.inf)
         score, slope = np.zeros((2, columns, self.width))
-        for column, (start, end) in enumerate(zip(starts[:-1], starts[1:])):
+        for column, (start, end) in enumerate(pairwise(starts)):
             count = end - start
             node[column, :count], score[column, :count] = nodes[start:end], scores[start:end]
             slope[column, : count - 1] = np.diff(scores[start:end]) / np.diff(nodes[start:end])

@@ -53,7 +53,9 @@ def export_ranker(
     target, kind = Path(path), FORMATS[one_of("form", form, FORMATS)]
     expect_new_file(target, overwrite=overwrite)
     facts = describe(ranker)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:  # renaming is atomic within a disk
+    with tempfile.TemporaryDirectory(
+        prefix=f".{target.name}.", dir=target.parent
+    ) as folder:  # renaming is atomic within a disk
         file = Path(folder) / target.name
         kind.write(ranker, file, facts)
         found = agreement(ranker, kind.scores(file), missing=kind.missing)
