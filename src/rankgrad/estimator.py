@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from rankgrad.files import load_tensors, pack, unpack
 from rankgrad.losses import LossSpec
 from rankgrad.metrics import parse_metric
 from rankgrad.ranker import Ranker
+from rankgrad.runs.folder import read_history, read_report
+from rankgrad.runs.load import load as load_ranker
 from rankgrad.training import config as settings
 from rankgrad.training.build import as_spec, fit_to_data, make_device, make_objectives, make_state, takes_gain, validate
 from rankgrad.training.config import RECIPES, Config, dumps
@@ -319,7 +322,12 @@ class NeuralRanker(BaseEstimator):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The ranker that `save` wrote; predictions are the same to the bit."""
+        """The ranker that `save` wrote, or that of a run's folder; predictions are the same to the bit.
+
+        The parameters of a run's are those of its configuration, as far as they have names here.
+        """
+        if Path(path).is_dir():
+            return cls._of_run(Path(path))
         tensors, facts = load_tensors(Path(path))
         if "parameters" not in facts:
             raise ValueError(f"{path} is not a saved NeuralRanker; expected a file that NeuralRanker.save wrote")
@@ -328,10 +336,24 @@ class NeuralRanker(BaseEstimator):
         ranker.history_, ranker.best_epoch_ = facts["history"], facts["best_epoch"]
         ranker.best_score_ = facts.get("best_score", ranker.history_[ranker.best_epoch_ - 1]["metric"])
         ranker.members_ = facts.get("members", [])
-        ranker.n_features_in_ = ranker.ranker_.features
-        if ranker.ranker_.names:
-            ranker.feature_names_in_ = np.array(ranker.ranker_.names, dtype=object)
-        return ranker
+        return ranker._with_columns()
+
+    @classmethod
+    def _of_run(cls, folder: Path) -> Self:
+        """A finished run as if it had been fitted here."""
+        fitted, report = load_ranker(folder, "cpu"), read_report(folder)
+        ranker = cls(**_parameters(fitted.config))
+        ranker.ranker_, ranker.history_ = fitted, read_history(folder)
+        ranker.best_epoch_, ranker.members_ = report["best_epoch"], report.get("members", [])
+        metrics = [epoch["metric"] for epoch in ranker.history_ if epoch["epoch"] == ranker.best_epoch_]
+        ranker.best_score_ = report.get("validation_of_average", metrics[0] if metrics else None)
+        return ranker._with_columns()
+
+    def _with_columns(self) -> Self:
+        self.n_features_in_ = self.ranker_.features
+        if self.ranker_.names:
+            self.feature_names_in_ = np.array(self.ranker_.names, dtype=object)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and copy: no torch module, no class of ours, but the bytes of a safetensors file."""
@@ -423,6 +445,31 @@ class NeuralRanker(BaseEstimator):
 
 
 # --- training and keeping ---------------------------------------------------------------------------------------------
+
+
+def _parameters(config: Config) -> dict[str, Any]:
+    """The parameters of the estimator that would train by a run's configuration; members draw their own learning rates."""
+    many = config.members.count != 1
+    own = {"lr", "dropout", "weight_decay"} if many else set()
+    shared = {"name", "kind", "count", "validation", "options", "ranges", "seed", "path", "device", *own}
+    values = {
+        field.name: getattr(section, field.name)
+        for section in (config.data, config.model, config.optimiser, config.members, config.train)
+        for field in dataclasses.fields(section)
+        if field.name not in shared
+    }
+    values |= {
+        "recipe": "strong" if many else "paper",
+        "loss": config.loss.name,
+        "loss_options": dict(config.loss.options),
+        "members": config.members.count,
+        "model": config.model.kind,
+        "optimiser": config.optimiser.name,
+        "validation_fraction": config.data.validation,
+        "random_state": config.train.seed,
+    }
+    known = inspect.signature(NeuralRanker).parameters
+    return {name: value for name, value in values.items() if name in known}
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rankgrad import __version__
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.grouping import as_float32
 from rankgrad.data.scaling import Scaling
@@ -110,9 +111,17 @@ class Ranker:
         built = {"features": self.features, "units": self.units, "tanh": self.tanh, "feature_names": names}
         return built | {"config": dumps(self.config)}
 
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where it comes from: loss, data, seed, versions; of a run's folder also its commit and machine."""
+        config = self.config
+        known = {"loss": config.loss.title, "data": config.data.path, "seed": config.train.seed}
+        return known | dict(self.facts.get("provenance", {}))
+
     def save(self, path: Path, facts: Mapping[str, Any] | None = None) -> None:
         """Write it into one file, with facts of the caller's."""
-        save_tensors(path, self.tensors(), {**(facts or {}), **self.description()})
+        provenance = {"versions": {"rankgrad": __version__, "torch": torch.__version__}} | self.provenance
+        save_tensors(path, self.tensors(), {**(facts or {}), **self.description(), "provenance": provenance})
 
     @classmethod
     def load(cls, path: Path, device: str = "auto", *, config: Config | None = None, hint: str = "") -> "Ranker":

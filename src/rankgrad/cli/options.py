@@ -21,7 +21,7 @@ RunFolders = Annotated[
     list[Path],
     typer.Argument(
         metavar="RUN",
-        help="Finished runs, made by `rankgrad train`: one, or several that score together.",
+        help="Finished runs of `rankgrad train`, or files that NeuralRanker.save wrote: one, or several that score together.",
         default_factory=list,  # one argument alone is then DATA, and `expect_runs_and_data` says that RUN is missing
         show_default=False,
     ),

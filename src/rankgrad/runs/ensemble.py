@@ -18,7 +18,7 @@ ROWS = 4096  # looked at together
 
 
 def open_run(folder: Path, device: str = "auto") -> ScoringRun:
-    """Load a finished run of networks or of trees; no code from the folder is executed."""
+    """Load a finished run of networks or of trees, or a saved ranker; no code of theirs is executed."""
     if is_elsewhere(folder):
         raise ValueError(
             f"{folder} holds scores that another program gave, and no model to score with; expected a run; compare it and "

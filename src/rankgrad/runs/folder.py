@@ -62,6 +62,11 @@ def is_finished(folder: Path) -> bool:
 
 def expect_finished(folder: Path, needed: str = REPORT) -> None:
     """Refuse a folder that is not a run, or whose run has not ended: the file `needed` is not there."""
+    if folder.is_file():
+        raise ValueError(
+            f"{folder} is a file; expected a run's folder, which holds results; a saved ranker has none: measure it on lists "
+            "with `rankgrad evaluate`"
+        )
     if not (folder / needed).is_file():
         state = "has not finished" if (folder / CONFIG).is_file() else "is not a run"
         raise ValueError(f"{folder} {state}: it has no {needed}; expected a folder that `rankgrad train` finished")

@@ -25,6 +25,7 @@ from rankgrad.errors import InterruptedRunError, NonFiniteError
 from rankgrad.files import pack, unpack
 from rankgrad.ranker import Ranker
 from rankgrad.runs import folder as files
+from rankgrad.runs.load import load
 from rankgrad.runs.provenance import versions
 from rankgrad.training import distributed
 from rankgrad.training.build import OwnLoss, as_spec, fit_to_data, make_device, make_objectives, make_state, validate
@@ -421,15 +422,15 @@ def read_for(run: ScoringRun, source: str, *, split: str, labelled: bool) -> Ran
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run of networks, ready to score lists."""
+    """A finished run of networks, or a saved ranker, ready to score lists; `folder` is where it lies."""
 
     folder: Path
     ranker: Ranker
 
     @classmethod
     def open(cls, folder: Path, device: str = "auto") -> "Run":
-        """Load a run; no code from the folder is executed."""
-        return cls(folder, files.read_ranker(folder, device))
+        """Load a run, or a file that `NeuralRanker.save` or `Ranker.save` wrote; no code of theirs is executed."""
+        return cls(folder, load(folder, device))
 
     @property
     def config(self) -> Config:
