@@ -9,6 +9,7 @@ from rankgrad.models import AveragedMembers
 from rankgrad.ranker import Ranker
 from rankgrad.training.build import make_state
 from rankgrad.training.config import Config, Data, Loss, Members, Model
+from rankgrad.training.data import scaled
 
 CPU = torch.device("cpu")
 KINDS = {
@@ -21,8 +22,8 @@ KINDS = {
 }
 
 
-def lists(columns=7, queries=40, seed=0, names=None):
-    """Columns of many kinds: counts with a heavy tail, signed ones too, a constant one, some values missing or absurd."""
+def lists(columns=7, queries=40, seed=0, names=None, missing=0.03):
+    """Columns of many kinds: counts with a heavy tail, signed ones too, a constant one, a share of values missing, one absurd."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 12, queries)
     x = rng.normal(size=(lengths.sum(), columns))
@@ -30,7 +31,7 @@ def lists(columns=7, queries=40, seed=0, names=None):
     x[:, 1] = 1000 + 3 * x[:, 1]
     x[:, 2] = x[:, 2] ** 7
     x[:, 3] = 5.0
-    x[rng.random(x.shape) < 0.03] = np.nan
+    x[rng.random(x.shape) < missing] = np.nan
     x[7, 4] = 3e38
     labels = rng.integers(0, 4, len(x))
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -42,6 +43,7 @@ def ranker_of(kind="mlp", loss="rmse", scaling="auto", inputs="features", data=N
     model = Model(kind.partition("+")[0], width=8, heads=2, layers=1, feedforward=8, hidden=hidden, inputs=inputs)
     config = Config(Data(scaling=scaling), model, Loss(loss), members=KINDS[kind])
     torch.manual_seed(0)
-    made = make_state(config, data, CPU).model
+    fitted = fit_scaling(data, scaling)
+    made = make_state(config, scaled(data, fitted), CPU).model
     made = AveragedMembers(made) if kind.endswith("+members") else made
-    return Ranker.of(made, fit_scaling(data, scaling), config, data, CPU)
+    return Ranker.of(made, fitted, config, data, CPU)

@@ -34,7 +34,7 @@ def agreement(
     """Compare `scores_of(features, sizes)` with the ranker's own scores; a ValueError says where they differ.
 
     Documents count whose score the ranker itself knows: float32 agrees with float64. There is no such score where features
-    of 10^38 overflow, or where scores are equal but for rounding and then standardised. `missing`: whether NaN and infinite
+    of 10^38 overflow, or where scores are equal but for rounding and then standardised. `missing`: whether NaN and huge
     features are among the lists.
     """
     exact = ScoringGraph(ranker)
@@ -79,7 +79,7 @@ def _expect_order(own: Scores, theirs: Scores, known: NDArray[np.bool_], sizes: 
 
 
 def difficult_lists(ranker: Ranker, *, missing: bool = True) -> Iterator[tuple[Scores, NDArray[np.int64]]]:
-    """Raw features [N, F] and sizes [Q], 256 lists in all: ordinary ones, and with missing, infinite, equal or 1,000 documents."""
+    """Raw features [N, F] and sizes [Q], 256 lists in all: ordinary ones, and with missing, huge or equal features, or 1,000 documents."""
     rng = np.random.default_rng(0)
     low, high = (np.asarray(ranker.scaling.arrays[name], np.float64) for name in ("low", "high"))
     unbounded = ~((np.abs(low) < ABSURD) & (np.abs(high) < ABSURD))  # nothing was scaled: any number may come
@@ -104,7 +104,7 @@ def difficult_lists(ranker: Ranker, *, missing: bool = True) -> Iterator[tuple[S
             rows[rng.integers(length)] = np.nan
         if missing and number % 8 == 1:
             hostile = rng.random(rows.shape) < 0.05
-            rows[hostile] = rng.choice([np.inf, -np.inf, 3e38, -3e38, 1e31, -1e31], hostile.sum())
+            rows[hostile] = rng.choice([3e38, -3e38, 1e31, -1e31], hostile.sum())
         lists.append(rows)
     lists.sort(key=len)
     for start in range(0, LISTS, SCORED_AT_ONCE):

@@ -14,12 +14,12 @@ from rankgrad.data.scaling import ABSURD, LOG, SYMLOG, Scaling
 
 
 def scaling_module(scaling: Scaling) -> nn.Module:
-    """Raw features [N, F] float32 -> what `Scaling.apply` makes of them, float32."""
+    """Raw features [N, F] float32 -> what `Scaling.apply` makes of them, [N, inputs] float32."""
     return _Quantiles(scaling) if scaling.kind == "quantile" else _Curves(scaling)
 
 
 class _Tamed(nn.Module):
-    """What all scalings do first: absurd values become the end of the ordinary range, missing ones 0."""
+    """What all scalings do: absurd values become the end of the ordinary range, missing ones 0, and indicators follow."""
 
     def __init__(self, scaling: Scaling) -> None:
         super().__init__()
@@ -28,16 +28,21 @@ class _Tamed(nn.Module):
         self.register_buffer("high", high)
         self.register_buffer("too_low", low.clamp(max=-ABSURD))
         self.register_buffer("too_high", high.clamp(min=ABSURD))
+        self.register_buffer("indicators", torch.from_numpy(np.array(scaling.indicators, np.int64)))
         self.low: Tensor
         self.high: Tensor
         self.too_low: Tensor
         self.too_high: Tensor
+        self.indicators: Tensor
 
     def forward(self, features: Tensor) -> Tensor:
         missing, x = features.isnan(), features.double()
         x = torch.where(x >= self.too_high, self.high, x)
         x = torch.where(x <= self.too_low, self.low, x)
-        return torch.where(missing, 0.0, self.curve(torch.where(missing, 0.0, x)).float())
+        scaled = torch.where(missing, 0.0, self.curve(torch.where(missing, 0.0, x)).float())
+        if not len(self.indicators):
+            return scaled
+        return torch.cat([scaled, missing.index_select(1, self.indicators).float()], 1)
 
     def curve(self, x: Tensor) -> Tensor:
         """The scaled value of an ordinary one, both float64."""

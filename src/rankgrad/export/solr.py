@@ -34,6 +34,8 @@ def solr_model(ranker: Ranker, name: str) -> dict[str, Any]:
     assert isinstance(model, MLP | Linear)
     if model.inputs != "features":
         raise _refused("inputs relative to the list", "features of one document")
+    if len(scaling.indicators):
+        raise _refused("indicators of missing values", "features that were never missing in training")
     p = scaling.arrays
     if scaling.kind == "quantile" or (p["curve"] != AS_IS).any() or (p["limit"] < MAX_FLOAT32).any():
         raise _refused(f"the scaling {scaling.kind!r} of this run", "standard or none")

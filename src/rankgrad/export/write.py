@@ -26,7 +26,7 @@ class Format(NamedTuple):
     suffix: str
     write: Callable[[Ranker, Path, dict[str, Any]], None]
     scores: Callable[[Path], Any]
-    missing: bool = True  # whether features may be missing or infinite
+    missing: bool = True  # whether features may be missing or huge
 
 
 FORMATS = {
@@ -47,7 +47,7 @@ def export_ranker(
     - `overwrite`: replace a file that exists.
 
     ONNX and torch take features [documents, F] float32 and sizes [lists] int64, how many rows each list has, and give scores
-    [documents]. The file is run on 256 lists, with missing, infinite and equal features and 1,000 documents among them, before
+    [documents]. The file is run on 256 lists, with missing, huge and equal features and 1,000 documents among them, before
     it gets its name; one that scores differently by more than 1e-5 max(1, |score|) is not left behind.
     """
     target, kind = Path(path), FORMATS[one_of("form", form, FORMATS)]
