@@ -8,12 +8,14 @@ of the losses. Values are float32, or float64 for float64 scores.
 """
 
 import difflib
+import functools
 import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -244,41 +246,110 @@ METRICS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+SUGGESTED = {  # what others call them
+    "mean_average_precision": "map", "average_precision": "map", "ap": "map", "reciprocal_rank": "mrr", "rr": "mrr",
+    "mean_reciprocal_rank": "mrr", "pre": "precision", "p": "precision", "hits": "hit_rate", "success": "hit_rate",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Metric:
-    """A metric by name: its function, its cut-off and its rule for lists without a relevant document."""
+    """A metric by name: its function, its cut-off and its rule for lists without a relevant document.
+
+    A function of one's own gives a value per list and may leave out what it does not need of `k`, `gain`, `empty` and `check`.
+    """
 
     name: str
     function: Callable[..., Tensor]
     k: int | None
     empty: float  # the value of a list without a relevant document
+    gain: Gain = "exp2"  # what a label is worth, where the function takes gains
 
     def __call__(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
         """One value per list; `options` are those of the function, `empty` unless given is that of the metric."""
-        return self.function(scores, labels, mask, **{"k": self.k, "empty": self.empty, **options})
+        given = {"k": self.k, "empty": self.empty, "gain": self.gain, **options}
+        unknown = {"k", "empty", "gain", "check"} - _parameters(self.function)
+        return self.function(scores, labels, mask, **{key: value for key, value in given.items() if key not in unknown})
 
     @property
     def takes_gain(self) -> bool:
-        """Whether it is made of the gains 2^y - 1, which the largest labels lack."""
-        return "gain" in inspect.signature(self.function).parameters
+        """Whether it is made of the gains of labels, 2^y - 1 for instance, which the largest labels lack."""
+        return "gain" in _parameters(self.function)
 
 
-def parse_metric(name: str) -> Metric:
-    """The metric a name such as "ndcg@10" or "map" stands for.
+def parse_metric(name: str | Metric | Callable[..., Any], gain: Gain = "exp2") -> Metric:
+    """The metric a name such as "ndcg@10" or "map" stands for, in upper or lower case; or a function of one's own as a metric.
 
-    >>> parse_metric("precision@2")(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 1, 1])).item()
+    - `name`: of `METRICS`, `@k` for a cut-off. Or a function: with a parameter `mask` one like those of this module, of tensors
+      [..., L] -> [...]; else one of a single list, `f(y_true, y_pred)` of arrays [n] -> a number, NaN where the list is to be
+      left out of the mean. As for LightGBM it may also take `weight` (None) and `group` ([n]), and give (name, number, True).
+    - `gain`: what a label is worth to `ndcg` and `dcg`, as in these functions.
+
+    >>> parse_metric("Precision@2")(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 1, 1])).item()
     0.5
+    >>> def top(y_true, y_pred):
+    ...     return y_true[y_pred.argmax()]
+    >>> parse_metric(top)(torch.tensor([[3.0, 2.0], [1.0, 2.0]]), torch.tensor([[0, 1], [0, 2]])).tolist()
+    [0.0, 2.0]
     """
-    base, at, depth = name.partition("@") if isinstance(name, str) else (repr(name), "", "")
-    if base not in METRICS:
-        near = difflib.get_close_matches(base, METRICS, n=1)
+    if isinstance(name, Metric):
+        return name
+    if callable(name):
+        return _own_metric(name, gain)
+    base, at, depth = name.strip().partition("@") if isinstance(name, str) else (repr(name), "", "")
+    known, depth = base.strip().lower(), depth.strip()
+    if known not in METRICS:
+        near = [SUGGESTED[known]] if known in SUGGESTED else difflib.get_close_matches(known, METRICS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{name!r} is not a metric; expected one of {', '.join(METRICS)}, with @k for a cut-off{hint}")
     if at and not (depth.isascii() and depth.isdigit() and int(depth) >= 1):
         raise ValueError(f"{name!r} is not a metric; expected a whole number, 1 or above, after the @")
-    function = METRICS[base]
+    function = METRICS[known]
     empty = float(inspect.signature(function).parameters["empty"].default)
-    return Metric(name, function, int(depth) if at else None, empty)
+    return Metric(f"{known}{at}{depth}", function, int(depth) if at else None, empty, gain)
+
+
+@functools.lru_cache(256)
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """The names of what a function takes; of **keywords, all that a metric may be given."""
+    taken = inspect.signature(function).parameters
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    return frozenset([*taken, *(["mask", "k", "empty", "gain", "check"] if anything else [])])
+
+
+def _own_metric(function: Callable[..., Any], gain: Gain) -> Metric:
+    """A caller's function as a metric; one of ours by its name."""
+    ours = next((name for name, known in METRICS.items() if known is function), None)
+    if ours is not None:
+        return parse_metric(ours, gain)
+    name = getattr(function, "__name__", type(function).__name__)
+    if "mask" in _parameters(function):
+        return Metric(name, function, None, math.nan, gain)
+    places = [p for p in inspect.signature(function).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    if len(places) < 2:
+        raise ValueError(
+            f"the metric {name} takes {len(places)} arguments; expected f(y_true, y_pred) of one list, or f(scores, labels, mask)"
+        )
+
+    def of_lists(scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+        length = scores.shape[-1]
+        real = np.ones(scores.shape, bool) if mask is None else mask.cpu().numpy()
+        lists = (array.reshape(-1, length) for array in (scores.cpu().numpy(), labels.cpu().numpy(), real))
+        values = [_of_one(y[m], s[m]) for s, y, m in zip(*lists)]
+        return torch.tensor(values, dtype=scores.dtype, device=scores.device).view(scores.shape[:-1])
+
+    def _of_one(y_true: np.ndarray, y_pred: np.ndarray) -> float:
+        found = function(*(y_true, y_pred, None, np.array([len(y_true)]))[: len(places)])
+        if isinstance(found, tuple) and len(found) == 3:  # as LightGBM has it
+            _, found, higher = found
+            if not higher:
+                raise ValueError(f"the metric {name} says that lower is better; expected higher; give its negative")
+        try:
+            return float(found)
+        except (TypeError, ValueError):
+            raise ValueError(f"the metric {name} gave {found!r}; expected a number for each list") from None
+
+    return Metric(name, of_lists, None, math.nan, gain)
 
 
 def _has_kernel(backend: str, scores: Tensor, *numbers: float) -> bool:

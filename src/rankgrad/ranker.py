@@ -21,7 +21,7 @@ from rankgrad.models import ranking_scores
 from rankgrad.training.build import OwnLoss, losses_of, make_averaged, make_device, make_scorer
 from rankgrad.training.config import Config, dumps, loads
 from rankgrad.training.data import scaled
-from rankgrad.training.evaluate import evaluate, score
+from rankgrad.training.evaluate import evaluate, metrics_of, score
 from rankgrad.training.state import under
 
 
@@ -96,7 +96,7 @@ class Ranker:
 
     def evaluate(self, data: RankingDataset, metrics: tuple[str, ...]) -> dict[str, np.ndarray]:
         """Per-query metrics, [Q], NaN at empty queries."""
-        return evaluate(self.model, scaled(data, self.scaling), metrics, device=self.device)
+        return evaluate(self.model, scaled(data, self.scaling), metrics_of(self.config, metrics), device=self.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights and scaling by name."""

@@ -8,7 +8,6 @@ import numpy as np
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.runs.compare import ENSEMBLE
-from rankgrad.runs.folder import CONVENTION
 from rankgrad.runs.significance import LEVEL
 from rankgrad.runs.text import RULES, by_rule, format_mean, table
 from rankgrad.training.members import ALL_KEPT, KEPT
@@ -32,7 +31,7 @@ def describe_report(report: Mapping[str, Any]) -> str:
         f"{'round' if 'trees' in report else 'epoch'} {report['best_epoch']} of {report['epochs']} {why}\n"
         + _describe_members(report)
         + ("the test split has no relevant document, so its metrics say nothing about the model\n" if empty else "")
-        + f"{CONVENTION}\n"
+        + f"{report['convention'].partition(';')[0]}\n"
         f"{report['seconds']:.1f} s; the run is in {report['run']}"
     )
 
@@ -57,7 +56,7 @@ def describe_evaluation(result: Mapping[str, Any]) -> str:
     together = f"{len(result['runs'])} runs together: {ENSEMBLE}\n" if "runs" in result else ""
     return (
         f"{table(rows)}\n{together}"
-        f"{_count_queries(result['queries'])}, {result['empty_queries']:,} of them empty (no relevant document)\n{CONVENTION}"
+        f"{_count_queries(result['queries'])}, {result['empty_queries']:,} of them empty (no relevant document)\n{result['convention']}"
         + (
             "\nthe model was trained on some of these lists: expect lower metrics on others"
             if result["trained_on"]

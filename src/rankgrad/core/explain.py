@@ -12,7 +12,7 @@ SHARED = {
     "labels": "relevance, [..., L], 0 or above, of any real dtype.",
     "mask": "[..., L] bool, True at real documents; None: all are real. Padding may stand anywhere and hold anything.",
     "k": "rank cut-off; None takes the whole list.",
-    "gain": "what a label is worth: 'exp2' for 2^y - 1, 'linear' for y, or a function of the labels.",
+    "gain": "what a label is worth: 'exp2' for 2^y - 1, 'linear' for y, a list for the grades 0, 1, ..., or a function of the labels.",
     "threshold": "a document is relevant if its label is at least this.",
     "max_label": "the highest grade; labels above it count as this.",
     "reduction": "'mean' over the lists that can be learned from, 'sum', or 'none' for one value per list, [...].",

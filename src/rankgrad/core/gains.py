@@ -1,19 +1,23 @@
 """Gains, discounts and the ideal DCG: the one home of these conventions.
 
-    gain      g(y) = 2^y - 1 ("exp2"), y ("linear"), or any function of the labels
+    gain      g(y) = 2^y - 1 ("exp2"), y ("linear"), a table of the grades 0, 1, ... or any function of the labels
     discount  d(j) = 1 / log2(j + 1) at rank j = 1, 2, ..., and 0 below the cut-off k
     max DCG   the DCG@k of the documents sorted by gain
 
-A gain is never negative; a function that returns a negative one makes the list NaN. All in float64: these are vectors, and
-gains of labels up to 30 must stay exact.
+A gain is never negative; a function that returns a negative one makes the list NaN, and so does a label that a table has no
+entry for. All in float64: these are vectors, and gains of labels up to 30 must stay exact.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 
-Gain = str | Callable[[Tensor], Tensor]
+from rankgrad.checks import non_negative
+
+Gain = str | Callable[[Tensor], Tensor] | Sequence[float]
 NO_GAIN = 1024  # from this label on 2^y - 1 overflows: float64 ends below 2^1024
 LARGEST_LABEL = 1000  # whose gain 2^y - 1 float64 still holds when it is summed over a list
 
@@ -23,8 +27,15 @@ def gains(labels: Tensor, mask: Tensor, gain: Gain) -> Tensor:
 
     >>> gains(torch.tensor([0.0, 1.0, 2.0, 0.0]), torch.tensor([True, True, True, False]), "exp2").tolist()
     [0.0, 1.0, 3.0, 0.0]
+    >>> gains(torch.tensor([0.0, 2.0]), torch.tensor([True, True]), [0, 1, 5]).tolist()
+    [0.0, 5.0]
     """
     labels = labels.double()
+    if is_table(gain):
+        values = torch.full_like(labels, torch.nan)
+        for grade, worth in enumerate(checked_table(gain)):  # few entries, and nothing to copy to a GPU
+            values = torch.where(labels == grade, worth, values)
+        return torch.where(mask, values, 0.0)
     if gain == "exp2":
         return torch.exp2(labels) - 1
     if gain == "linear":
@@ -38,7 +49,28 @@ def gains(labels: Tensor, mask: Tensor, gain: Gain) -> Tensor:
             raise ValueError(f"gain must return real numbers, got {values.dtype}")
         values = values.detach().double()
         return torch.where(mask, torch.where(values < 0, torch.nan, values), 0.0)
-    raise ValueError(f"gain must be 'exp2', 'linear' or a function of the labels, got {gain!r}")
+    raise ValueError(f"gain must be 'exp2', 'linear', a list of numbers or a function of the labels, got {gain!r}")
+
+
+def is_table(gain: object) -> TypeGuard[Sequence[float]]:
+    """Whether a gain is a list of what the grades 0, 1, ... are worth."""
+    return isinstance(gain, list | tuple | np.ndarray)
+
+
+def checked_table(gain: Any) -> tuple[float, ...]:
+    """The entries of a table.
+
+    >>> checked_table([0])
+    Traceback (most recent call last):
+    ...
+    ValueError: gain [0] is too short; expected a number for each of the grades 0, 1, ..., such as [0, 1, 3, 7, 15]
+    """
+    entries = np.atleast_1d(gain).tolist() if isinstance(gain, np.ndarray) else list(gain)
+    if len(entries) < 2:
+        raise ValueError(
+            f"gain {entries} is too short; expected a number for each of the grades 0, 1, ..., such as [0, 1, 3, 7, 15]"
+        )
+    return tuple(non_negative(f"gain[{grade}]", worth) for grade, worth in enumerate(entries))
 
 
 def discounts(length: int, k: int | None, device: torch.device) -> Tensor:

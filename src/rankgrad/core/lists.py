@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rankgrad.checks import one_of
-from rankgrad.core.gains import NO_GAIN, Gain, gains
+from rankgrad.core.gains import NO_GAIN, Gain, checked_table, gains, is_table
 from rankgrad.core.operators import has_values
 
 _MANY = 2.0**24  # terms of a sum: with so many a loss stays finite
@@ -91,8 +91,8 @@ def prepare(
 ) -> Lists:
     """Validate what a caller gave, zero the padding, choose the computing dtype (float32 at least).
 
-    `gain="exp2"`: labels without a gain 2^y - 1 are bad values too, where values are checked. `sums`, `squares`: the loss sums
-    scores, or their squares, which must not overflow, see `_summable`.
+    `gain="exp2"`: labels without a gain 2^y - 1 are bad values too, where values are checked; of a table those it has no entry
+    for. `sums`, `squares`: the loss sums scores, or their squares, which must not overflow, see `_summable`.
     """
     _check_tensors(scores, labels, mask, weights, units)
     checks_values = _checks_values(check, scores)
@@ -115,6 +115,8 @@ def prepare(
         largest = _largest_score(lists, gain)
         if largest is None:
             _refuse(wide, labels, weights, mask, gain)
+        if is_table(gain):
+            _expect_entries(labels, mask, len(checked_table(gain)))
         if (sums or squares) and largest is not None and largest > _largest_summable(wide.dtype, squares):
             lists = lists._replace(scores=_summable(lists.scores, squares))
         return lists
@@ -282,7 +284,8 @@ def _largest_score(lists: Lists, gain: object) -> float | None:
         return 0.0
     largest = float(torch.linalg.vector_norm(lists.scores.detach(), math.inf))
     lowest, highest = (float(bound) for bound in lists.labels.aminmax())
-    good = largest < math.inf and lowest >= 0 and highest < (NO_GAIN if gain == "exp2" else math.inf)
+    limit = NO_GAIN if isinstance(gain, str) and gain == "exp2" else math.inf
+    good = largest < math.inf and lowest >= 0 and highest < limit
     if lists.weights is not None:
         lightest, heaviest = (float(bound) for bound in lists.weights.aminmax())
         good = good and lightest >= 0 and heaviest < math.inf
@@ -304,9 +307,20 @@ def _refuse(scores: Tensor, labels: Tensor, weights: Tensor | None, mask: Tensor
                 "mark padding with mask=False there, or correct the value"
             )
     bad = mask & (labels >= NO_GAIN)
-    if gain == "exp2" and bool(bad.any()):
+    if isinstance(gain, str) and gain == "exp2" and bool(bad.any()):
         place = tuple(bad.nonzero()[0].tolist())
         raise ValueError(
             f"label {labels[place].item():g} at index {place} is too large for a gain of 2^y - 1, which overflows from "
             f"{NO_GAIN} on; map your labels to grades such as 0 to 4, or choose another gain or loss"
+        )
+
+
+def _expect_entries(labels: Tensor, mask: Tensor, entries: int) -> None:
+    """Refuse a label that a table of gains has no entry for, and say where it is."""
+    bad = mask & ~((labels == labels.round()) & (labels < entries))
+    if bool(bad.any()):
+        place = tuple(bad.nonzero()[0].tolist())
+        raise ValueError(
+            f"label {labels[place].item():g} at index {place} has no gain; gain has entries for the grades 0 to {entries - 1}; "
+            "add one for every grade, or map your labels to these grades"
         )

@@ -73,5 +73,5 @@ def summary(folders: Sequence[Path], baseline: str | None = None) -> dict[str, A
         "baseline": entries[0].name,
         "runs": runs,
         "interval": LEVEL,
-        "convention": CONVENTION,
+        "convention": (entries[0].facts["convention"] or CONVENTION).partition(";")[0],
     }

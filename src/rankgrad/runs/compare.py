@@ -14,7 +14,7 @@ from rankgrad.data.folder import MANIFEST
 from rankgrad.data.load import Columns, read_lists
 from rankgrad.runs.elsewhere import keep_scores, read_scores
 from rankgrad.runs.ensemble import Ensemble
-from rankgrad.runs.folder import CONVENTION, PerQuery, is_run, read_per_query
+from rankgrad.runs.folder import PerQuery, convention_of, is_run, read_per_query
 from rankgrad.runs.significance import LEVEL, bootstrap_interval, compare
 from rankgrad.training.config import configure
 from rankgrad.training.evaluate import RULES
@@ -34,7 +34,7 @@ def evaluate_runs(folders: Sequence[Path], data: str, split: str, metrics: Seque
     return {
         **({"runs": [str(folder) for folder in folders], "ensemble": ENSEMBLE} if len(folders) > 1 else {}),
         **({"run": str(folders[0])} if len(folders) == 1 else {}),
-        **_described(data, lists, values),
+        **_described(data, lists, values, ensemble.runs[0].config.data.gain),
         "trained_on": seen and (whole or split == "train"),
     }
 
@@ -73,11 +73,12 @@ def evaluate_scores(
         metrics=metrics,
         source=data,
         overwrite=overwrite,
+        gain=config.gain,
     )
-    return {"name": name, "folder": str(folder), **_described(data, lists, values), "trained_on": False}
+    return {"name": name, "folder": str(folder), **_described(data, lists, values, config.gain), "trained_on": False}
 
 
-def _described(data: str, lists: RankingDataset, values: dict[str, np.ndarray]) -> dict[str, Any]:
+def _described(data: str, lists: RankingDataset, values: dict[str, np.ndarray], gain: Any) -> dict[str, Any]:
     return {
         "data": data,
         "queries": len(lists),
@@ -87,7 +88,7 @@ def _described(data: str, lists: RankingDataset, values: dict[str, np.ndarray]) 
             for name, of_queries in values.items()
         },
         "interval": LEVEL,
-        "convention": CONVENTION,
+        "convention": convention_of(gain),
     }
 
 

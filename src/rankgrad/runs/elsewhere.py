@@ -69,6 +69,7 @@ def keep_scores(
     metrics: Sequence[str] = (),
     source: str = "",
     overwrite: bool = False,
+    gain: str | tuple[float, ...] = "exp2",
 ) -> dict[str, np.ndarray]:
     """Measure scores [N] and write them as a folder that `compare` and `report` take; the metrics per query, [Q].
 
@@ -77,6 +78,7 @@ def keep_scores(
     - `data`, `split`: the lists they are of, and of which split these are: runs are compared on the same one.
     - `metrics`: to report; by default those of a run.
     - `source`: where the lists come from.
+    - `gain`: what a label is worth to metrics that take one: "exp2", "linear", or a number for each of the grades 0, 1, ...
     """
     started = time.perf_counter()
     if folder.exists() and not (overwrite and is_elsewhere(folder)):
@@ -86,7 +88,9 @@ def keep_scores(
         )
     names = tuple(dict.fromkeys(parse_metric(metric).name for metric in metrics)) or Train().metrics
     wanted = files.metrics_to_measure({split: data}, names)
-    values = {of: measure(scores, data, list(names_of)) for of, names_of in wanted.items()}
+    values = {
+        of: measure(scores, data, [parse_metric(name, gain) for name in names_of]) for of, names_of in wanted.items()
+    }
     versions()
     with replacing(folder) as building:
         facts = {
@@ -105,6 +109,7 @@ def keep_scores(
             device=torch.device("cpu"),
             threads=torch.get_num_threads(),
             scores=scores,
+            convention=files.convention_of(gain),
         )
     return {metric: values[split][metric] for metric in names}
 

@@ -12,7 +12,7 @@ from rankgrad.runs.elsewhere import is_elsewhere
 from rankgrad.runs.folder import TREES
 from rankgrad.runs.run import Run, ScoringRun
 from rankgrad.runs.trees import TreeRun
-from rankgrad.training.evaluate import measure
+from rankgrad.training.evaluate import measure, metrics_of
 
 ROWS = 4096  # looked at together
 
@@ -76,7 +76,8 @@ class Ensemble:
 
     def evaluate(self, data: RankingDataset, metrics: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
         """Per-query metrics, [Q], NaN at empty queries; those of the first run's configuration if none are named."""
-        return measure(self.score(data), data, metrics or self.runs[0].config.train.metrics)
+        config = self.runs[0].config
+        return measure(self.score(data), data, metrics_of(config, metrics or config.train.metrics))
 
 
 def _has_missing(data: RankingDataset) -> bool:

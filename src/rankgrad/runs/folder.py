@@ -45,8 +45,22 @@ CONFIG, HISTORY, MODEL, QUERIES, SCORES, REPORT = (
 )
 TREES = "trees.json"
 CURVE = {k: f"ndcg@{k}" for k in (*range(1, 21), 30, 50, 100)}  # cut-offs that a report draws
-CONVENTION = "gain 2^y - 1, discount 1 / log2(rank + 1), ties in input order"
+REST_OF_CONVENTION = "discount 1 / log2(rank + 1), ties in input order"
+CONVENTION = f"gain 2^y - 1, {REST_OF_CONVENTION}"
 _AGAIN = "; put a copy of it back, or train the run again"
+
+
+def convention_of(gain: str | Sequence[float]) -> str:
+    """How metrics are to be read, by what a label is worth to them.
+
+    >>> convention_of((0, 1, 5))
+    'gains 0, 1, 5 of the grades 0 to 2, discount 1 / log2(rank + 1), ties in input order'
+    """
+    if isinstance(gain, str):
+        worth = "gain y" if gain == "linear" else "gain 2^y - 1"
+    else:
+        worth = f"gains {', '.join(f'{value:g}' for value in gain)} of the grades 0 to {len(gain) - 1}"
+    return f"{worth}, {REST_OF_CONVENTION}"
 
 
 def is_run(folder: str | Path) -> bool:
@@ -292,6 +306,7 @@ def write_results(
     device: torch.device,
     threads: int,
     scores: np.ndarray | None = None,
+    convention: str = CONVENTION,
 ) -> dict[str, Any]:
     """Write the per-query values of what `metrics_to_measure` named and, last, the report, which comes back.
 
@@ -306,7 +321,7 @@ def write_results(
     report = {
         "loss": facts["loss"],
         "metrics": {split: summarise({name: of[name] for name in metrics}) for split, of in results.items()},
-        "convention": f"{CONVENTION}; {facts['selection']}",
+        "convention": f"{convention}; {facts['selection']}",
         "splits": {split: _counts(data) for split, data in splits.items()},
         **facts,
         "commit": known.pop("commit"),

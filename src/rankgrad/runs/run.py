@@ -32,7 +32,7 @@ from rankgrad.training.build import OwnLoss, as_spec, fit_to_data, make_device, 
 from rankgrad.training.config import TREES, Config, dumps, loads, replaced
 from rankgrad.training.data import ScaledSplits, columns_of, shared_splits, without_zero_weights
 from rankgrad.training.distributed import Signals, lost_a_process
-from rankgrad.training.evaluate import evaluate, evaluate_and_score, score
+from rankgrad.training.evaluate import evaluate, evaluate_and_score, metrics_of, score
 from rankgrad.training.loop import Epoch, Step, train
 from rankgrad.training.members import MemberState
 from rankgrad.training.precision import threads_and_precision
@@ -256,9 +256,9 @@ def _train_run(
         if split == "vali":
             results[split] = on_validation(metrics)
         elif split == kept:
-            results[split], scores = evaluate_and_score(model, splits[split], metrics, **where)
+            results[split], scores = evaluate_and_score(model, splits[split], metrics_of(config, metrics), **where)
         else:
-            results[split] = evaluate(model, splits[split], metrics, **where)
+            results[split] = evaluate(model, splits[split], metrics_of(config, metrics), **where)
     if rank == 0:
         if kept == "vali" and config.members.bag == 1:  # bagged members are measured each on its own queries
             scores = score(model, vali_set, device=device)
@@ -275,7 +275,15 @@ def _train_run(
         }
         settings = config.train
         report = files.write_results(
-            place, splits, results, settings.metrics, facts, device=device, threads=settings.threads, scores=scores
+            place,
+            splits,
+            results,
+            settings.metrics,
+            facts,
+            device=device,
+            threads=settings.threads,
+            scores=scores,
+            convention=files.convention_of(config.data.gain),
         )
         if place != folder:
             files.adopt_extension(folder)

@@ -18,15 +18,15 @@ import torch
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.errors import InterruptedRunError
 from rankgrad.files import write_atomically
-from rankgrad.metrics import parse_metric
 from rankgrad.runs import folder as files
 from rankgrad.runs.averaging import mean_of_standardised
 from rankgrad.runs.provenance import versions
 from rankgrad.runs.run import Finished, Started, begin_run, read_for
+from rankgrad.training.build import parse_loss
 from rankgrad.training.config import NATIVE, Config, Data, Model, Train, replaced
 from rankgrad.training.data import unscaled_splits, without_zero_weights
 from rankgrad.training.distributed import Signals
-from rankgrad.training.evaluate import can_choose, mean, measure
+from rankgrad.training.evaluate import can_choose, mean, measure, metric_that_chooses, metrics_of
 from rankgrad.training.members import folds_of
 from rankgrad.training.precision import threads_and_precision
 from rankgrad.trees.fit import (
@@ -100,11 +100,18 @@ def boosting_of(config: Config) -> Boosting:
         if library == "catboost" or name.startswith(NATIVE):
             also = "" if library == "catboost" else ", or a loss of ours such as neural_ndcg@10"
             raise ValueError(f"{library} has no objective {name!r}; expected one of {', '.join(natives)}{also}")
+        if config.data.gain != "exp2" and "gain" in parse_loss(name)[0].parameters:
+            options = {"gain": config.data.gain, **options}
         objective(name, **options)
+    elif config.data.gain != "exp2":
+        raise ValueError(
+            f"data.gain is for losses of ours, and {name} is {library}'s own, which takes 2^y - 1; expected a loss such as "
+            "lambdarank; or leave data.gain out"
+        )
     elif options:
         raise ValueError(f"loss.options are for losses of ours, and {name} is {library}'s; leave them out")
     settings = config.train
-    metric = parse_metric(settings.metric)
+    metric = metric_that_chooses(config)
     return Boosting(
         library,
         natives.get(name, name),
@@ -124,8 +131,8 @@ def _grow_run(folder: Path, config: Config) -> Iterator[Grown | Finished]:
     how, count = boosting_of(config), config.members.count
     splits = unscaled_splits(config)
     folds = _folds(config, splits)
-    metric = parse_metric(config.train.metric)
-    if not can_choose(splits["vali"], metric.name):
+    metric = metric_that_chooses(config)
+    if not can_choose(splits["vali"], metric):
         raise ValueError(
             f"no validation query of {config.data.path} has a relevant document; expected some, to choose how many trees are "
             "kept; hold others out, or use --bag 5"
@@ -136,7 +143,7 @@ def _grow_run(folder: Path, config: Config) -> Iterator[Grown | Finished]:
         for number in range(count):
             settings = drawn(how, number, large=len(splits["train"].labels) >= LARGE)
             one = _try(how, settings, folds, splits["vali"])
-            value = mean(measure(one.held_out, splits["vali"], [metric.name])[metric.name], metric.empty)
+            value = mean(measure(one.held_out, splits["vali"], [metric])[metric.name], metric.empty)
             one.entry.update(number=number, validation=value)
             tried.append(one.entry)
             # The others are let go of: each may hold a copy of the train split.
@@ -195,7 +202,7 @@ def _finish(
     seconds: float,
 ) -> dict[str, Any]:
     """Write the models and all results; the report."""
-    best, metric, bag = kept[0].entry, parse_metric(config.train.metric), config.members.bag
+    best, metric, bag = kept[0].entry, metric_that_chooses(config), config.members.bag
     loss = f"{how.library} {'with ' if how.own else ''}{how.objective}"
     models = [model for one in kept for model in one.models]
     facts = {
@@ -218,7 +225,7 @@ def _finish(
     held_out = averaged([lambda _, one=one: one.held_out for one in kept])  # type: ignore[misc]
     scores = {split: (held_out if split == "vali" else score)(data) for split, data in splits.items()}
     results = {
-        split: measure(scores[split], splits[split], metrics)
+        split: measure(scores[split], splits[split], metrics_of(config, metrics))
         for split, metrics in files.metrics_to_measure(splits, config.train.metrics).items()
     }
     report = files.write_results(
@@ -246,13 +253,14 @@ def _finish(
                 "models": len(models),
                 "validation_of_best": best["validation"],
                 "validation_of_average": mean(
-                    measure(scores["vali"], splits["vali"], [metric.name])[metric.name], metric.empty
+                    measure(scores["vali"], splits["vali"], [metric])[metric.name], metric.empty
                 ),
             },
         },
         device=torch.device("cpu"),
         threads=how.threads,
         scores=scores[files.kept_split(splits)],
+        convention=files.convention_of(config.data.gain),
     )
     return {"run": str(folder), **report}
 
@@ -361,7 +369,7 @@ class TreeRun:
 
     def evaluate(self, data: RankingDataset, metrics: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
         """Per-query metrics, [Q], NaN at empty queries."""
-        return measure(self.score(data), data, metrics or self.config.train.metrics)
+        return measure(self.score(data), data, metrics_of(self.config, metrics or self.config.train.metrics))
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankgrad.checks import non_negative, one_of, positive, probability, whole
+from rankgrad.core.gains import checked_table, is_table
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import KINDS
 from rankgrad.losses import LOSS_TABLE, LOSSES, LossSpec
-from rankgrad.metrics import parse_metric
+from rankgrad.metrics import Metric, parse_metric
 from rankgrad.models import (
     INPUTS,
     MLP,
@@ -39,6 +40,13 @@ from rankgrad.training.step import Objective
 
 FEWEST_TO_BAG = 10  # queries: fewer cannot choose anything
 SHARING = 16  # members that share their weights, where their number is left to the data
+
+SUGGESTED = {  # what metrics, and others, are called
+    "ndcg": "neural_ndcg", "map": "neural_map", "mrr": "neural_mrr", "err": "neural_err", "precision": "neural_precision",
+    "rank_xendcg": "xe_ndcg", "xendcg": "xe_ndcg", "rank:ndcg": "lambdarank", "lambdamart": "lambdarank", "mse": "rmse",
+    "rank:pairwise": "ranknet", "pairwise": "ranknet", "rank:map": "neural_map", "queryrmse": "query_rmse",
+    "querysoftmax": "softmax", "cross_entropy": "softmax",
+}  # fmt: skip
 
 OwnLoss = LossSpec | Callable[..., Tensor] | None  # a caller's own, None: that of the configuration's name
 
@@ -61,15 +69,15 @@ def as_spec(loss: LossSpec | Callable[..., Tensor]) -> LossSpec:
 
 
 def parse_loss(text: str) -> tuple[LossSpec, dict[str, Any]]:
-    """A loss by name and its cut-off: "neural_ndcg@10" -> its line of LOSS_TABLE, {"k": 10}.
+    """A loss by name, in upper or lower case, and its cut-off: "neural_ndcg@10" -> its line of LOSS_TABLE, {"k": 10}.
 
-    >>> spec, options = parse_loss("lambdarank@5")
+    >>> spec, options = parse_loss("LambdaRank@5")
     >>> spec.name, options
     ('lambdarank', {'k': 5})
     """
-    name = text.partition("@")[0] if isinstance(text, str) else repr(text)
+    name = text.partition("@")[0].strip().lower() if isinstance(text, str) else repr(text)
     if name not in LOSSES:
-        near = difflib.get_close_matches(name, LOSSES, n=1)
+        near = [SUGGESTED[name]] if name in SUGGESTED else difflib.get_close_matches(name, LOSSES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
             f"{text!r} is not a loss; expected one of {', '.join(LOSSES)}{hint}; a loss of your own is not kept in files: "
@@ -93,11 +101,12 @@ def _loss_of(config: Config, name: str, loss: OwnLoss) -> tuple[LossSpec, dict[s
         cutoff = _cutoff(spec, name)
     if len(config.loss.names) > 1:  # of several losses each is given the options it takes
         options = {key: value for key, value in options.items() if key in spec.parameters}
-    return spec, cutoff | dict(options)
+    gain = {} if config.data.gain == "exp2" or "gain" not in spec.parameters else {"gain": config.data.gain}
+    return spec, cutoff | gain | dict(options)
 
 
 def _cutoff(spec: LossSpec, text: str) -> dict[str, Any]:
-    _, at, depth = text.partition("@")
+    _, at, depth = (part.strip().lower() for part in text.partition("@"))
     if not at or depth == "max":
         return {}
     if not (depth.isascii() and depth.isdigit() and int(depth) >= 1):
@@ -288,15 +297,22 @@ def make_device(name: str) -> torch.device:
     return device
 
 
-def validate(config: Config, loss: OwnLoss = None) -> Config:
-    """Check everything that can be checked before data is read, and write down what the machine decides."""
-    config = checked_types(config)
+def validate(config: Config, loss: OwnLoss = None, metric: Metric | None = None) -> Config:
+    """Check everything that can be checked before data is read, and write down what the machine decides.
+
+    `loss` and `metric` are the caller's own, in place of those that the configuration names.
+    """
+    config = _plainly_named(checked_types(config), loss, metric)
     one_of("data.scaling", config.data.scaling, KINDS)
     one_of("data.missing", config.data.missing, ("zero", "nan", "all_zero"))
     whole("data.fold", config.data.fold, 1)
     whole("data.list_size", config.data.list_size, 2)
     if not 0 < positive("data.validation", config.data.validation) < 1:
         raise ValueError(f"data.validation must be above 0 and below 1, got {config.data.validation!r}")
+    if is_table(config.data.gain):
+        checked_table(config.data.gain)
+    else:
+        one_of("data.gain", config.data.gain, ("exp2", "linear"))
     if config.model.kind in TREES:
         _check_trees(config)
     else:
@@ -310,6 +326,25 @@ def validate(config: Config, loss: OwnLoss = None) -> Config:
     _check_train(settings, least=1 if config.members.count == 1 else 0)  # 0: by the data, which members alone know
     threads, device = settings.threads or torch.get_num_threads(), str(_device(settings.device))
     return dataclasses.replace(config, train=dataclasses.replace(settings, threads=threads, device=device))
+
+
+def _plainly_named(config: Config, loss: OwnLoss, metric: Metric | None) -> Config:
+    """Losses and metrics by the names they have here, whatever their spelling; an unknown one is refused."""
+    train, losses = config.train, config.loss.names
+    named = dataclasses.replace(
+        train,
+        metric=train.metric if metric else parse_metric(train.metric).name,
+        metrics=tuple(parse_metric(name).name for name in train.metrics),
+    )
+    if loss is None and config.model.kind not in TREES:
+        losses = tuple(_plain_name(name) for name in losses)
+    name = losses if isinstance(config.loss.name, tuple) else losses[0]
+    return dataclasses.replace(config, train=named, loss=dataclasses.replace(config.loss, name=name))
+
+
+def _plain_name(text: str) -> str:
+    spec, _ = parse_loss(text)
+    return spec.name + "".join(text.partition("@")[1:]).replace(" ", "").lower()
 
 
 def _check_model(settings: Model) -> None:
@@ -426,8 +461,6 @@ def _check_train(settings: Train, least: int) -> None:
     for name in CHOICES:
         if not isinstance(getattr(settings, name), bool) and getattr(settings, name) != "auto":
             raise ValueError(f"train.{name} must be 'auto', true or false, got {getattr(settings, name)!r}")
-    for name in (settings.metric, *settings.metrics):
-        parse_metric(name)
     if not settings.metrics:
         raise ValueError("train.metrics is empty; expected at least one metric for the report, such as 'ndcg@10'")
     if settings.tensorboard and importlib.util.find_spec("tensorboard") is None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from rankgrad.checks import positive
 
-Option = bool | int | float | str
+Option = bool | int | float | str | tuple[float, ...]
 
 TREES = ("lightgbm", "xgboost", "catboost")  # kinds of model that other libraries grow
 NATIVE = "native"  # loss.name of trees: the library's own objective; native:NAME is another one of its own
@@ -43,10 +43,9 @@ class Data:
     label: str = "label"  # what a table calls its grades,
     qid: str = "qid"  # its query ids,
     weight: str | None = None  # and its weights of queries, if it has any
-    missing: str = (
-        "zero"  # zero, nan: a feature that a line of text does not name; all_zero: tables' empty cells are 0 too
-    )
+    missing: str = "zero"  # zero, nan: a feature that a line of text leaves out; all_zero: empty cells of tables too
     zero_based: bool = False  # the first feature of text has index 0
+    gain: str | tuple[float, ...] = "exp2"  # what a label is worth to loss and metrics: exp2, linear, [0, 1, 3, 7, 15]
 
 
 @dataclass(frozen=True)
@@ -269,14 +268,21 @@ def _value(kind: Any, value: Any, name: str, source: str) -> Any:
             raise ValueError(f"{source}: {name} must be a list, got {value!r}")
         return tuple(_value(item, entry, name, source) for entry in value)
     if origin is Mapping:
-        if not isinstance(value, Mapping) or not all(isinstance(v, (bool, int, float, str)) for v in value.values()):
+        if not isinstance(value, Mapping) or not all(map(_is_option, value.values())):
             raise ValueError(f"{source}: {name} must be a table of plain values, got {value!r}")
-        return dict(value)
+        return {key: tuple(entry) if isinstance(entry, list) else entry for key, entry in value.items()}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:
         raise ValueError(f"{source}: {name} must be of type {kind.__name__}, got {value!r}")
     return value
+
+
+def _is_option(value: Any) -> bool:
+    """Whether a loss may be given it: a plain value, or a list of numbers."""
+    if isinstance(value, list | tuple):
+        return all(isinstance(entry, int | float) and not isinstance(entry, bool) for entry in value)
+    return isinstance(value, bool | int | float | str)
 
 
 def _toml(value: Any) -> str:

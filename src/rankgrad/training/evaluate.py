@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankgrad.core.gains import LARGEST_LABEL
+from rankgrad.core.gains import LARGEST_LABEL, Gain, checked_table, is_table
 from rankgrad.data.batches import Batch, batches
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.metrics import parse_metric
+from rankgrad.metrics import Metric, parse_metric
 from rankgrad.models import ranking_scores
+from rankgrad.training.config import Config
 
 LISTS_AT_ONCE = 256
 DOCUMENTS_AT_ONCE = 2**16
@@ -62,13 +63,13 @@ def _kept(
 def evaluate(
     model: nn.Module,
     dataset: RankingDataset,
-    metrics: Sequence[str],
+    metrics: Sequence[str | Metric],
     *,
     device: torch.device,
     rank: int = 0,
     world: int = 1,
 ) -> dict[str, np.ndarray]:
-    """Per-query values of each metric, [Q] float64, NaN at empty queries.
+    """By name the per-query values of each metric, [Q] float64, NaN at empty queries.
 
     Of `world` processes each evaluates its share of the lists, and all of them get all values.
     """
@@ -78,7 +79,7 @@ def evaluate(
 def evaluate_and_score(
     model: nn.Module,
     dataset: RankingDataset,
-    metrics: Sequence[str],
+    metrics: Sequence[str | Metric],
     *,
     device: torch.device,
     rank: int = 0,
@@ -95,7 +96,7 @@ def evaluate_and_score(
     return values, scores
 
 
-def measure(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+def measure(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str | Metric]) -> dict[str, np.ndarray]:
     """Per-query values of each metric for scores [N] in the dataset's order, [Q] float64, NaN at empty queries."""
     scores = np.asarray(scores)
     if scores.shape != dataset.labels.shape:
@@ -116,12 +117,12 @@ def measure(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str])
 def _measured(
     lists: Iterator[tuple[Batch, Tensor]],
     dataset: RankingDataset,
-    metrics: Sequence[str],
+    metrics: Sequence[str | Metric],
     device: torch.device,
     world: int = 1,
 ) -> dict[str, np.ndarray]:
     functions = [parse_metric(name) for name in metrics]
-    expect_grades(dataset, metrics)
+    expect_grades(dataset, functions)
     values = torch.zeros(len(metrics), len(dataset), dtype=torch.float64, device=device)
     broken = torch.zeros(len(dataset), dtype=torch.float64, device=device)
     for batch, scores in lists:
@@ -138,7 +139,7 @@ def _measured(
             f"the scores of query {dataset.query_ids[bad[0]]} are not finite{others}; "
             "expected finite scores; look at the features there, or train again with a lower learning rate"
         )
-    return dict(zip(metrics, values.cpu().numpy()))
+    return dict(zip((function.name for function in functions), values.cpu().numpy()))
 
 
 def _all_lists(dataset: RankingDataset, device: torch.device, rank: int = 0, world: int = 1) -> Iterator[Batch]:
@@ -162,30 +163,50 @@ def _documents(batch: Batch, dataset: RankingDataset) -> tuple[np.ndarray, np.nd
     return dataset.offsets[queries, None] + place, place < dataset.lengths[queries, None]
 
 
-def expect_grades(dataset: RankingDataset, metrics: Sequence[str]) -> None:
+def metrics_of(config: Config, names: Sequence[str]) -> list[Metric]:
+    """Metrics by name, with what a label is worth by a configuration."""
+    return [parse_metric(name, config.data.gain) for name in names]
+
+
+def metric_that_chooses(config: Config, own: Metric | None = None) -> Metric:
+    """What picks the best epoch: the caller's own, or that of the configuration."""
+    return own or parse_metric(config.train.metric, config.data.gain)
+
+
+def expect_grades(dataset: RankingDataset, metrics: Sequence[str | Metric]) -> None:
     """Refuse labels that a metric has no gain for: such a query would look like an empty one."""
-    for name in metrics:
-        if parse_metric(name).takes_gain:
-            expect_gains(dataset, name, ", or choose a metric without gains, such as map")
+    for metric in map(parse_metric, metrics):
+        if metric.takes_gain:
+            expect_gains(dataset, metric.name, ", or choose a metric without gains, such as map", gain=metric.gain)
 
 
-def expect_gains(dataset: RankingDataset, of: str, remedy: str = "") -> None:
-    """Refuse labels whose gain overflows; `of` says what takes it, `remedy` what else may be done."""
-    if dataset.labels.max() > LARGEST_LABEL:
-        place = int(dataset.labels.argmax())
-        query, label = (
-            dataset.query_ids[np.searchsorted(dataset.offsets, place, side="right") - 1],
-            dataset.labels[place],
-        )
+def expect_gains(dataset: RankingDataset, of: str, remedy: str = "", *, gain: Gain = "exp2") -> None:
+    """Refuse labels whose gain overflows, or that a table has no gain for; `of` says what takes it, `remedy` what else may be done."""
+    labels = dataset.labels
+    if is_table(gain):
+        entries = len(checked_table(gain))
+        bad = (labels != np.rint(labels)) | (labels >= entries)
+        why, expected = "has no gain", f"the grades 0 to {entries - 1} that the gain has entries for"
+    elif gain == "exp2":
+        bad = labels > LARGEST_LABEL
+        why = "is too large"
+        expected = f"grades of relevance such as 0 to 4, {LARGEST_LABEL} at most"
+    else:
+        return
+    if bad.any():
+        place = int(np.where(bad, labels, -1).argmax())
+        query = dataset.query_ids[np.searchsorted(dataset.offsets, place, side="right") - 1]
+        because = f": its gain 2^{labels[place]:g} - 1 overflows" if why == "is too large" else ""
         raise ValueError(
-            f"label {label:g} of query {query} is too large for {of}: its gain 2^{label:g} - 1 overflows; expected grades of "
-            f"relevance such as 0 to 4, {LARGEST_LABEL} at most; map your labels to grades{remedy}"
+            f"label {labels[place]:g} of query {query} {why} for {of}{because}; expected {expected}; map your labels to "
+            f"grades{remedy}"
         )
 
 
-def can_choose(dataset: RankingDataset, metric: str) -> bool:
+def can_choose(dataset: RankingDataset, metric: str | Metric) -> bool:
     """Whether a metric can tell one ranking of these lists from another: not if all queries are empty to it."""
-    return not np.isnan(measure(np.zeros(len(dataset.labels)), dataset, [metric])[metric]).all()
+    (values,) = measure(np.zeros(len(dataset.labels)), dataset, [metric]).values()
+    return not np.isnan(values).all()
 
 
 def summarise(values: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:

@@ -26,11 +26,11 @@ from rankgrad.data.feature_rows import FeatureRows
 from rankgrad.data.order import hash_of, mix, random_keys
 from rankgrad.data.packed import Packed, padded
 from rankgrad.errors import NonFiniteError
-from rankgrad.metrics import Metric, parse_metric
+from rankgrad.metrics import Metric
 from rankgrad.models import AveragedMembers, Members, PackedLayout
 from rankgrad.training import distributed
 from rankgrad.training.config import Config, Train
-from rankgrad.training.evaluate import evaluate, mean
+from rankgrad.training.evaluate import evaluate, mean, metric_that_chooses, metrics_of
 from rankgrad.training.execution import ExecutionPlan
 from rankgrad.training.readback import ALL_DIVERGED
 from rankgrad.training.state import Epoch, Progress
@@ -279,6 +279,7 @@ class MemberState:
     dropped: Tensor  # [K] bool, diverged
     best_epoch: Tensor  # [K] int64
     plan: ExecutionPlan | None = None
+    metric: Metric | None = None  # that picks the epochs, if it is the caller's own
     measured: "list[ListsToMeasure] | None" = None  # the validation lists
     shares_lists = False  # of several processes each trains some members on all lists
 
@@ -354,7 +355,7 @@ class MemberState:
     def end_epoch(self, vali_set: RankingDataset, config: Config, device: torch.device, lr: float) -> Epoch:
         """Validate every member, keep its best weights, count what early stopping goes by."""
         progress, settings, smooth = self.progress, config.train, config.members.smooth
-        metric = parse_metric(settings.metric)
+        metric = metric_that_chooses(config, self.metric)
         found, finite = self._validation(vali_set, metric, device)  # [K]
         self.active &= finite.to(device)
         self.dropped |= ~finite.to(device)
@@ -463,20 +464,20 @@ class MemberState:
         choose = choose and config.train.select == "best"
         everyone = self.gathered(config, device, choose=choose)
         places = everyone.kept(config) if choose else [at for at, bad in enumerate(everyone.dropped) if not bad]
-        metric = parse_metric(config.train.metric)
+        metric = metric_that_chooses(config, self.metric)
         members = describe_members(everyone, places, config)
 
         def measured(metrics: Sequence[str]) -> dict[str, np.ndarray]:
-            return held_out_values(everyone, places, vali_set, metrics, device)
+            return held_out_values(everyone, places, vali_set, metrics_of(config, metrics), device)
 
-        average_value = mean(measured([metric.name])[metric.name], metric.empty)
+        of_average = held_out_values(everyone, places, vali_set, [metric], device)
         facts = {
             "selection": KEPT if choose else ALL_KEPT,
             "best_epoch": int(np.median([members[at]["best_epoch"] for at in places])),
             "members": members,
             "kept": len(places),
             "validation_of_best": max(member["validation"] for member in members if not member["dropped"]),
-            "validation_of_average": average_value,
+            "validation_of_average": mean(of_average[metric.name], metric.empty),
         }
         return average(everyone, places).to(device), facts, measured
 
@@ -578,7 +579,7 @@ def describe_members(state: MemberState, places: Sequence[int], config: Config) 
 
 
 def held_out_values(
-    state: MemberState, places: Sequence[int], data: RankingDataset, metrics: Sequence[str], device: torch.device
+    state: MemberState, places: Sequence[int], data: RankingDataset, metrics: Sequence[Metric], device: torch.device
 ) -> dict[str, np.ndarray]:
     """Per-query metrics [Q] of the average on lists it has not learned from: with bagging, of the members of a query's fold.
 
@@ -586,11 +587,11 @@ def held_out_values(
     """
     if state.folds is None:
         return evaluate(average(state, places).to(device), data, metrics, device=device)
-    values = {name: np.full(len(data), np.nan) for name in metrics}
+    values = {metric.name: np.full(len(data), np.nan) for metric in metrics}
     for fold in np.unique(state.folds):
         queries = np.flatnonzero(state.folds == fold)
         own = [at for at in places if state.drawn.fold[at] == fold] or places
         part = evaluate(average(state, own).to(device), data.select(queries), metrics, device=device)
-        for name in metrics:
-            values[name][queries] = part[name]
+        for name, found in part.items():
+            values[name][queries] = found
     return values

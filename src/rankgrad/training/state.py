@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from rankgrad import kernels
 from rankgrad.checks import one_of
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.metrics import parse_metric
+from rankgrad.metrics import Metric
 from rankgrad.models import SharedMLP, SharedTransformer, bf16_twin
 from rankgrad.training import distributed
 from rankgrad.training.config import Config, Optimiser, Train
-from rankgrad.training.evaluate import can_choose, evaluate, mean
+from rankgrad.training.evaluate import can_choose, evaluate, mean, metric_that_chooses, metrics_of
 from rankgrad.training.execution import ExecutionPlan
 from rankgrad.training.step import Bf16Shadow, Objective, ScoredBatch, TrainStep, packed_scores, padded_scores
 
@@ -79,6 +79,7 @@ class TrainState:
     best: dict[str, Tensor] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     plan: ExecutionPlan | None = None  # how it trains, once it does
+    metric: Metric | None = None  # that picks the epoch, if it is the caller's own
     shares_lists = True  # of several processes each takes a part of every batch
 
     def tensors(self) -> dict[str, Tensor]:
@@ -151,9 +152,9 @@ class TrainState:
 
     def end_epoch(self, vali_set: RankingDataset, config: Config, device: torch.device, lr: float) -> Epoch:
         """Evaluate on the validation split, keep the best weights, count what early stopping and plateaus go by."""
-        progress, chosen_by = self.progress, parse_metric(config.train.metric)
+        progress, chosen_by = self.progress, metric_that_chooses(config, self.metric)
         rank, world = distributed.place()
-        values = evaluate(self.model, vali_set, [chosen_by.name], device=device, rank=rank, world=world)
+        values = evaluate(self.model, vali_set, [chosen_by], device=device, rank=rank, world=world)
         metric = mean(values[chosen_by.name], chosen_by.empty)
         progress.epoch, progress.step = progress.epoch + 1, 0
         better = progress.best is None or metric > progress.best
@@ -183,14 +184,15 @@ class TrainState:
         """The trained model, of the best epoch if one is to be chosen, what a report says of that, and its validation."""
         if choose and config.train.select == "best":
             self.model.load_state_dict(self.best)
-            selection = BEST_EPOCH if can_choose(vali_set, config.train.metric) else FIRST_EPOCH
+            chosen_by = metric_that_chooses(config, self.metric)
+            selection = BEST_EPOCH if can_choose(vali_set, chosen_by) else FIRST_EPOCH
             facts = {"selection": selection, "best_epoch": self.progress.best_epoch}
         else:
             facts = {"selection": LAST_EPOCH, "best_epoch": self.progress.epoch}
 
         def measured(metrics: Sequence[str]) -> dict[str, np.ndarray]:
             rank, world = distributed.place()
-            return evaluate(self.model, vali_set, metrics, device=device, rank=rank, world=world)
+            return evaluate(self.model, vali_set, metrics_of(config, metrics), device=device, rank=rank, world=world)
 
         return self.model, facts, measured
 
