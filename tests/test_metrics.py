@@ -49,7 +49,7 @@ def test_threshold(name):
         assert value.item() == pytest.approx(METRIC_REFERENCES[name](s[m].tolist(), y[m].tolist(), threshold=3, k=5))
 
 
-@pytest.mark.parametrize("gain", ["linear", lambda y: y**3])
+@pytest.mark.parametrize("gain", ["linear", lambda y: y**3, [0, 1, 1.5, 8, 9]])
 @pytest.mark.parametrize("name", ["ndcg", "dcg"])
 def test_gains(name, gain):
     scores, labels, mask = lists()
@@ -211,6 +211,57 @@ def test_names():
             parse_metric(bad)
     with pytest.raises(ValueError, match="did you mean 'ndcg'"):
         parse_metric("ndgc@10")
+    for written, name in (("NDCG@10", "ndcg@10"), ("MAP", "map"), (" Mrr @ 5 ", "mrr@5"), ("Hit_Rate@1", "hit_rate@1")):
+        assert parse_metric(written) == parse_metric(name)
+    for others, ours in (("average_precision", "map"), ("Mean_Average_Precision", "map"), ("pre@5", "precision")):
+        with pytest.raises(ValueError, match=f"did you mean '{ours}'"):
+            parse_metric(others)
+
+
+def test_the_gain_of_a_metric_by_name_is_that_of_its_function():
+    scores, labels, mask = lists()
+    table = (0, 1, 1.5, 8, 9)
+    expected = rankgrad.ndcg(scores, labels, mask, k=4, gain=table)
+    assert torch.equal(parse_metric("ndcg@4", table)(scores, labels, mask), expected)
+    assert torch.equal(
+        parse_metric("map", table)(scores, labels, mask), rankgrad.average_precision(scores, labels, mask)
+    )
+
+
+def test_a_function_of_ones_own_as_a_metric():
+    scores, labels, mask = lists()
+
+    def first(y_true, y_pred):
+        return y_true[np.argmax(y_pred)]
+
+    def of_groups(y_true, y_pred, weight, group):
+        assert weight is None and group.tolist() == [len(y_true)]
+        return "first", y_true[np.argmax(y_pred)], True
+
+    def of_tensors(scores, labels, mask):
+        best = scores.masked_fill(~mask, -math.inf).argmax(-1, keepdim=True)
+        return labels.gather(-1, best)[..., 0].to(scores.dtype)
+
+    filled = mask.any(-1)
+    scores, labels, mask = scores[filled], labels[filled], mask[filled]
+    expected = [y[m][s[m].argmax()].item() for s, y, m in zip(scores, labels, mask)]
+    for function in (first, of_groups, of_tensors):
+        metric = parse_metric(function)
+        assert metric.name == function.__name__ and not metric.takes_gain
+        assert metric(scores, labels, mask, empty=math.nan, check=False).tolist() == expected
+        both = metric(torch.stack([scores, -scores]), labels.expand(2, -1, -1), mask.expand(2, -1, -1))
+        assert both.shape == (2, len(scores)) and both[0].tolist() == expected
+        assert parse_metric(metric) is metric
+    assert parse_metric(rankgrad.ndcg) == parse_metric("ndcg")
+    for bad, words in (
+        (lambda y_true, y_pred: ("loss", 1.0, False), "lower is better"),
+        (lambda y_true, y_pred: "good", "expected a number"),
+        (lambda y_true, y_pred: [("a", 1.0, True), ("b", 2.0, True)], "expected a number"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            parse_metric(bad)(scores, labels, mask)
+    with pytest.raises(ValueError, match="expected f"):
+        parse_metric(lambda y: 1.0)
 
 
 @every_metric

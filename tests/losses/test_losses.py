@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ import rankgrad
 from cases import RANDOM_LOSSES, UNITS, Case, exact_rounds, takes, value_and_grad
 from rankgrad.losses import LOSS_TABLE, LOSSES
 from rankgrad.losses.informative import has_document, has_pair
+from rankgrad.metrics import METRICS
 from rankgrad.sorting import soft_sort
 from references.loops import LOSS_REFERENCES
 
@@ -42,6 +44,7 @@ VARIANTS = [
     *((name, {"k": k}) for name in LOSSES if takes(name, "k") for k in (1, 3, 50)),
     *((name, {"gain": "linear"}) for name in LOSSES if takes(name, "gain")),
     *((name, {"gain": lambda y: y**2}) for name in LOSSES if takes(name, "gain")),
+    *((name, {"gain": [0, 1, 1.5, 8, 9]}) for name in LOSSES if takes(name, "gain")),
     *((name, {"k": 4, "pairs": "both"}) for name in LOSSES if takes(name, "pairs")),
     *((name, {"tau": 0.3, "sinkhorn_iters": n}) for name in NEURAL for n in (0, 1, 7)),
     *((name, {"threshold": 3}) for name in LOSSES if takes(name, "threshold")),
@@ -865,6 +868,25 @@ def test_negative_gains_are_loud():
         if takes(name, "gain"):
             assert LOSSES[name](scores, labels, gain=lambda y: y - 0.5).isnan()
     assert rankgrad.ndcg(scores, labels, gain=lambda y: y - 0.5).isnan().all()
+
+
+@pytest.mark.parametrize("name", [*(name for name in LOSSES if takes(name, "gain")), "ndcg", "dcg"])
+def test_a_label_that_a_table_has_no_gain_for_is_refused_or_loud(name):
+    function = {**LOSSES, **METRICS}[name]
+    scores, mask = torch.rand(2, 3), torch.tensor([[True, True, True], [True, True, False]])
+    for label in (3.0, 0.5):
+        labels = torch.tensor([[0.0, label, 1.0], [0.0, 1.0, 9.0]])  # the last is padding
+        with pytest.raises(ValueError, match=rf"label {label:g} at index \(0, 1\) has no gain.*0 to 2"):
+            function(scores, labels, mask, gain=[0, 1, 3])
+        options = {} if name in METRICS else {"reduction": "none"}
+        values = function(scores, labels, mask, gain=(0, 1, 3), check=False, **options)
+        assert values.isnan().tolist() == [True, False]
+    labels = torch.tensor([[0, 2, 1], [0, 1, 0]])
+    expected = function(scores, labels, mask, gain=lambda y: torch.exp2(y) - 1)
+    assert torch.equal(function(scores, labels, mask, gain=np.array([0, 1, 3])), expected)
+    for bad in ([], [0], [0, -1], [0, math.nan], [[0, 1], [1, 2]], [0, "a"]):
+        with pytest.raises(ValueError, match="gain"):
+            function(scores, labels, mask, gain=bad)
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if takes(name, "gain")])

@@ -10,6 +10,8 @@ import math
 
 
 def gain_of(y, gain="exp2"):
+    if isinstance(gain, list):
+        return float(gain[int(y)])
     return {"exp2": lambda y: 2.0**y - 1, "linear": float}.get(gain, gain)(y)
 
 

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from rankgrad.losses import LOSSES
-from rankgrad.training.build import losses_of, make_device, make_model, make_objectives, parse_loss, validate
+from rankgrad.training.build import (
+    losses_of,
+    make_device,
+    make_model,
+    make_objectives,
+    parse_loss,
+    takes_gain,
+    validate,
+)
 from rankgrad.training.config import RECIPES, Config, Data, Loss, Model, Optimiser, Train, configure, dumps, loads
 
 FULL = Config(
@@ -85,6 +93,7 @@ BAD = {
         "fold": [0, -1],
         "list_size": [1, 0, -5],
         "validation": [0.0, 1.0, -0.1, 1.5, float("nan")],
+        "gain": ["exp", "", (), (1.0,), (0.0, -1.0), (0.0, float("inf"))],
     },
     "model": {
         "kind": ["tranformer", ""],
@@ -199,6 +208,33 @@ def test_losses_by_name():
         parse_loss(None)
     with pytest.raises(ValueError, match="listnet has no cut-off"):
         parse_loss("listnet@5")
+    assert named("Neural_NDCG@Max") == named("NEURAL_NDCG") == ("neural_ndcg", {})
+    for written, ours in {"ndcg@10": "neural_ndcg", "MAP": "neural_map", "rank_xendcg": "xe_ndcg"}.items():
+        with pytest.raises(ValueError, match=f"did you mean '{ours}'"):
+            parse_loss(written)
+
+
+def test_names_are_written_down_as_they_are_here():
+    written = Config(loss=Loss("LambdaRank@10"), train=Train(metric="NDCG@5", metrics=("MAP", "ndcg@5")))
+    checked = validate(written)
+    assert (checked.loss.name, checked.train.metric, checked.train.metrics) == (
+        "lambdarank@10",
+        "ndcg@5",
+        ("map", "ndcg@5"),
+    )
+
+
+def test_a_gain_reaches_the_losses_that_take_one_and_a_loss_s_own_comes_first():
+    worth = Data(gain=(0.0, 1.0, 5.0))
+    for name in LOSSES:
+        (spec, options) = losses_of(Config(data=worth, loss=Loss(name)))[name]
+        assert options == ({"gain": worth.gain} if "gain" in spec.parameters else {})
+    own = Config(data=worth, loss=Loss("lambdarank@3", {"gain": "linear"}))
+    assert losses_of(own)["lambdarank@3"][1] == {"k": 3, "gain": "linear"}
+    table = loads("[data]\ngain = [0, 1, 5]\n[loss.options]\ngain = [0, 2, 3]")
+    assert (table.data.gain, table.loss.options["gain"]) == ((0, 1, 5), (0, 2, 3))
+    assert loads(dumps(validate(table))) == validate(table)
+    assert not takes_gain(table) and takes_gain(Config())
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -268,7 +268,7 @@ def _value(kind: Any, value: Any, name: str, source: str) -> Any:
             raise ValueError(f"{source}: {name} must be a list, got {value!r}")
         return tuple(_value(item, entry, name, source) for entry in value)
     if origin is Mapping:
-        if not isinstance(value, Mapping) or not all(map(_is_option, value.values())):
+        if not isinstance(value, Mapping) or not all(_is_option(*option) for option in value.items()):
             raise ValueError(f"{source}: {name} must be a table of plain values, got {value!r}")
         return {key: tuple(entry) if isinstance(entry, list) else entry for key, entry in value.items()}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -278,10 +278,10 @@ def _value(kind: Any, value: Any, name: str, source: str) -> Any:
     return value
 
 
-def _is_option(value: Any) -> bool:
-    """Whether a loss may be given it: a plain value, or a list of numbers."""
+def _is_option(key: str, value: Any) -> bool:
+    """Whether a loss may be given it: a plain value, or as its gain a list of numbers."""
     if isinstance(value, list | tuple):
-        return all(isinstance(entry, int | float) and not isinstance(entry, bool) for entry in value)
+        return key == "gain" and all(isinstance(entry, int | float) and not isinstance(entry, bool) for entry in value)
     return isinstance(value, bool | int | float | str)
 
 

@@ -26,7 +26,7 @@ from rankgrad.data.feature_rows import FeatureRows
 from rankgrad.data.order import hash_of, mix, random_keys
 from rankgrad.data.packed import Packed, padded
 from rankgrad.errors import NonFiniteError
-from rankgrad.metrics import Metric
+from rankgrad.metrics import Metric, parse_metric
 from rankgrad.models import AveragedMembers, Members, PackedLayout
 from rankgrad.training import distributed
 from rankgrad.training.config import Config, Train
@@ -579,7 +579,11 @@ def describe_members(state: MemberState, places: Sequence[int], config: Config) 
 
 
 def held_out_values(
-    state: MemberState, places: Sequence[int], data: RankingDataset, metrics: Sequence[Metric], device: torch.device
+    state: MemberState,
+    places: Sequence[int],
+    data: RankingDataset,
+    metrics: Sequence[str | Metric],
+    device: torch.device,
 ) -> dict[str, np.ndarray]:
     """Per-query metrics [Q] of the average on lists it has not learned from: with bagging, of the members of a query's fold.
 
@@ -587,7 +591,7 @@ def held_out_values(
     """
     if state.folds is None:
         return evaluate(average(state, places).to(device), data, metrics, device=device)
-    values = {metric.name: np.full(len(data), np.nan) for metric in metrics}
+    values = {parse_metric(metric).name: np.full(len(data), np.nan) for metric in metrics}
     for fold in np.unique(state.folds):
         queries = np.flatnonzero(state.folds == fold)
         own = [at for at in places if state.drawn.fold[at] == fold] or places
