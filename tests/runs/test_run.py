@@ -24,12 +24,13 @@ from rankgrad.data.synthetic import synthetic
 from rankgrad.errors import NonFiniteError
 from rankgrad.files import load_tensors
 from rankgrad.losses import LOSSES
+from rankgrad.metrics import parse_metric
 from rankgrad.runs import provenance
 from rankgrad.runs.folder import Checkpoints, read_per_document, read_per_query
 from rankgrad.runs.run import Finished, Run, Started, train_run
 from rankgrad.training import build
 from rankgrad.training.build import validate
-from rankgrad.training.config import Config, Data, Loss, Model, Optimiser, Train, loads
+from rankgrad.training.config import Config, Data, Loss, Members, Model, Optimiser, Train, loads
 from rankgrad.training.data import shared_splits
 from rankgrad.training.evaluate import measure, summarise
 from rankgrad.training.loop import Epoch, Step
@@ -782,3 +783,31 @@ def test_the_scores_that_were_measured_are_kept(tmp_path, source):
     run = Run.open(tmp_path / "run")
     everything = run.read(source)
     np.testing.assert_allclose(run.score(everything)[kept.rows], kept.scores, atol=1e-5)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_table_of_gains_is_that_of_the_loss_and_of_every_metric(members, tmp_path):
+    gain = (0.0, 1.0, 2.0, 20.0, 21.0)
+    config = dataclasses.replace(
+        CONFIG,
+        data=dataclasses.replace(CONFIG.data, gain=gain),
+        loss=Loss("lambdarank"),
+        members=Members(count=members, keep=members),
+    )
+    trained(tmp_path / "run", config)
+    run = Run.open(tmp_path / "run", "cpu")
+    data = synthetic("tiny", "test")
+    metric = parse_metric("ndcg@10", gain)
+    values = measure(run.score(data), data, [metric])["ndcg@10"]
+    assert not np.array_equal(values, measure(run.score(data), data, ["ndcg@10"])["ndcg@10"], equal_nan=True)
+    assert np.allclose(run.evaluate(data)["ndcg@10"], values, equal_nan=True)
+    found = report(tmp_path / "run")
+    assert found["metrics"]["test"]["ndcg@10"] == pytest.approx(summarise({"a": values})["a"])
+    assert "gains 0, 1, 2, 20, 21 of the grades 0 to 4" in found["convention"]
+    vali = synthetic("tiny", "vali")
+    of_best = np.nan_to_num(measure(run.score(vali), vali, [metric])["ndcg@10"], nan=1.0).mean()
+    chosen = found["validation_of_average"] if members > 1 else max(e["metric"] for e in history(tmp_path / "run"))
+    assert chosen == pytest.approx(of_best, abs=1e-6)
+    other = dataclasses.replace(config, data=dataclasses.replace(CONFIG.data, gain=gain[:3]))
+    with pytest.raises(ValueError, match=r"label . of query .* has no gain.*0 to 2"):
+        trained(tmp_path / "short", other)
