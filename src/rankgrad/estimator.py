@@ -44,6 +44,7 @@ from rankgrad.training.config import RECIPES, Config, dumps
 from rankgrad.training.data import hold_out, scaled
 from rankgrad.training.evaluate import can_choose, expect_gains, expect_grades, mean, measure
 from rankgrad.training.loop import Epoch, Step, train
+from rankgrad.training.network import OwnModel, expect_network, import_network, is_own, network_name
 from rankgrad.training.progress import watch
 from rankgrad.training.step import Objective
 
@@ -64,7 +65,8 @@ class NeuralRanker(BaseEstimator):
     - `members`: networks trained at once, each with a learning rate, dropout and weight decay of its own (given here, the
       same for all); `keep`: how many of them are averaged, the best on validation; `bag`: folds of the queries, each member
       learns from all but one and is validated on that one; `share`: one network with vectors of each member's own (TabM).
-    - `model`: "transformer" (`width`, `layers`, `heads`, `feedforward`), "mlp" (`hidden`) or "linear", with `dropout`
+    - `model`: "transformer" (`width`, `layers`, `heads`, `feedforward`), "mlp" (`hidden`) or "linear", or a network of your
+      own, an `nn.Module` or a class of one (see `rankgrad.training.network`); with `dropout`
       and `input_noise` (deviation of what is added to scaled features in training); `inputs`: "features", or "list" for where
       each feature stands within its list beside it; `tanh` on the scores, None: where the loss asks for it (neural_...).
     - `scaling` of the features, fitted on the training queries: auto, web30k, symlog, standard, quantile, quantile_auto, none.
@@ -108,7 +110,7 @@ class NeuralRanker(BaseEstimator):
         keep: int | None = None,
         bag: int | None = None,
         share: bool | None = None,
-        model: str | None = None,
+        model: str | torch.nn.Module | Callable[..., torch.nn.Module] | None = None,
         width: int | None = None,
         layers: int | None = None,
         heads: int | None = None,
@@ -234,7 +236,7 @@ class NeuralRanker(BaseEstimator):
                     "all are kept; pass eval_set=(X, y, qid) to choose by",
                     stacklevel=2,
                 )
-            state = make_state(config, train_set, device, loss)
+            state = make_state(config, train_set, device, loss, self._own_model())
             vali_set = train_set if held_out is None else scaled(held_out, scaling)
             events = train(state, objectives, train_set, vali_set, config, device)
             history: list[dict[str, Any]] = []
@@ -312,37 +314,44 @@ class NeuralRanker(BaseEstimator):
     def _facts(self) -> dict[str, Any]:
         """What a file holds beside the ranker."""
         parameters = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
-        parameters["loss"] = (
-            self.config_.loss.name if self._own_loss() else parameters["loss"]
-        )  # a loss of one's own has a name and no other form on disk
+        # A loss or a network of one's own has a name and no other form on disk.
+        parameters["loss"] = self.config_.loss.name if self._own_loss() else parameters["loss"]
+        parameters["model"] = parameters["model"] if isinstance(self.model, str | None) else self.config_.model.kind
         if not isinstance(parameters["random_state"], int | None):
             parameters["random_state"] = self.config_.train.seed
         learned = {"best_epoch": self.best_epoch_, "best_score": self.best_score_, "members": self.members_}
         return {"parameters": parameters, "history": self.history_, **learned}
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls, path: str | os.PathLike[str], *, model: OwnModel = None) -> Self:
         """The ranker that `save` wrote, or that of a run's folder; predictions are the same to the bit.
 
-        The parameters of a run's are those of its configuration, as far as they have names here.
+        The parameters of a run's are those of its configuration, as far as they have names here. `model` is the network of
+        one's own it was fitted with: files hold weights, not code.
         """
         if Path(path).is_dir():
-            return cls._of_run(Path(path))
+            return cls._of_run(Path(path), model)
         tensors, facts = load_tensors(Path(path))
         if "parameters" not in facts:
             raise ValueError(f"{path} is not a saved NeuralRanker; expected a file that NeuralRanker.save wrote")
         ranker = cls(**_plain(facts["parameters"]))
-        ranker.ranker_ = Ranker.restore(tensors, facts, "cpu", source=str(path))
+        ranker.ranker_ = Ranker.restore(tensors, facts, "cpu", own=model, source=str(path))
+        if model is None and ranker.model is not None and is_own(str(ranker.model)):  # not what its weights are for
+            raise ValueError(
+                f"{path} says of its model {ranker.model!r} and another thing in its configuration; was it changed?"
+            )
+        ranker.model = ranker.model if model is None else model
         ranker.history_, ranker.best_epoch_ = facts["history"], facts["best_epoch"]
         ranker.best_score_ = facts.get("best_score", ranker.history_[ranker.best_epoch_ - 1]["metric"])
         ranker.members_ = facts.get("members", [])
         return ranker._with_columns()
 
     @classmethod
-    def _of_run(cls, folder: Path) -> Self:
+    def _of_run(cls, folder: Path, model: OwnModel) -> Self:
         """A finished run as if it had been fitted here."""
-        fitted, report = load_ranker(folder, "cpu"), read_report(folder)
+        fitted, report = load_ranker(folder, "cpu", model=model), read_report(folder)
         ranker = cls(**_parameters(fitted.config))
+        ranker.model = ranker.model if model is None else model
         ranker.ranker_, ranker.history_ = fitted, read_history(folder)
         ranker.best_epoch_, ranker.members_ = report["best_epoch"], report.get("members", [])
         metrics = [epoch["metric"] for epoch in ranker.history_ if epoch["epoch"] == ranker.best_epoch_]
@@ -366,7 +375,8 @@ class NeuralRanker(BaseEstimator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         if "ranker_" in state:
-            state["ranker_"] = Ranker.restore(*unpack(state["ranker_"], "the pickled ranker"), "cpu")
+            own = _own_model(state["model"])  # pickled beside it
+            state["ranker_"] = Ranker.restore(*unpack(state["ranker_"], "the pickled ranker"), "cpu", own=own)
         super().__setstate__(state)
 
     def __sklearn_tags__(self) -> Any:
@@ -385,6 +395,10 @@ class NeuralRanker(BaseEstimator):
         )
         ranges = {name: (values[name], values[name]) for name in of_a_member if name in values}  # one value for all
         values |= {"seed": self._seed(), "path": "arrays given to NeuralRanker.fit"}
+        own = self._own_model()
+        if own is not None:
+            expect_network(own, {})
+            values["model"] = network_name(own)
         for section, names in {
             "model": {"kind": "model"},
             "data": {"validation": "validation_fraction"},
@@ -406,7 +420,7 @@ class NeuralRanker(BaseEstimator):
             dumps(config)
         except TypeError as error:
             raise ValueError(f"a parameter is not a plain value: {error}; expected numbers, texts or tuples") from None
-        return validate(config, self._own_loss())
+        return validate(config, self._own_loss(), own=own)
 
     def _recipe(self) -> str:
         """The one that was named; the paper's if a model or its sizes were."""
@@ -418,6 +432,9 @@ class NeuralRanker(BaseEstimator):
     def _own_loss(self) -> LossSpec | None:
         """The loss of the caller's own, None where it is named."""
         return as_spec(self.loss) if isinstance(self.loss, LossSpec) or callable(self.loss) else None
+
+    def _own_model(self) -> OwnModel:
+        return _own_model(self.model)
 
     def _loss_name(self, config: Config) -> Any:
         own = self._own_loss()
@@ -436,12 +453,19 @@ class NeuralRanker(BaseEstimator):
         """Whether a document's score does not depend on the others of its list."""
         model, members = self.config_.model, self.config_.members
         standardised = members.count > 1 and not members.share  # within the list, before they are averaged
-        return model.kind != "transformer" and model.inputs != "list" and not standardised
+        return model.kind in ("mlp", "linear") and model.inputs != "list" and not standardised
 
     def _scores(self, data: RankingDataset) -> np.ndarray:
         """[N] in the order of the dataset."""
         with _borrowed(self.device) as device:
             return dataclasses.replace(self.ranker_, model=self.model_.to(device), device=device).score_lists(data)
+
+
+def _own_model(model: Any) -> OwnModel:
+    """The network of the caller's own, None where it is one of ours."""
+    if isinstance(model, str):
+        return import_network(model) if is_own(model) else None
+    return model
 
 
 # --- training and keeping ---------------------------------------------------------------------------------------------

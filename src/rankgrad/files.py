@@ -83,6 +83,9 @@ def load_tensors(path: Path, hint: str = "") -> tuple[dict[str, Tensor], dict[st
 def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
     """Tensors and JSON-able facts as the bytes of a safetensors file."""
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    places = {tensor.data_ptr(): name for name, tensor in plain.items()}
+    # Weights that two layers share are written for each.
+    plain = {name: t if places[t.data_ptr()] == name or not t.numel() else t.clone() for name, t in plain.items()}
     words = json.dumps(facts)
     # One entry: safetensors writes several in random order, and equal runs are to leave equal files.
     entry = {"format": FORMAT, "facts": words, "checksum": _checksum(plain, words)}

@@ -22,6 +22,7 @@ from rankgrad.training.build import OwnLoss, losses_of, make_averaged, make_devi
 from rankgrad.training.config import Config, dumps, loads
 from rankgrad.training.data import scaled
 from rankgrad.training.evaluate import evaluate, metrics_of, score
+from rankgrad.training.network import OwnModel, expect_own, make_network
 from rankgrad.training.state import under
 
 
@@ -85,7 +86,7 @@ class Ranker:
             return np.empty(0, np.float32)
         if len(lengths) == 1:  # one request of a service: no dataset is made of it
             with torch.no_grad():
-                output = self.model(torch.from_numpy(self.scaling.apply(rows)).to(self.device)[None])
+                output = self.model(torch.from_numpy(self.scaling.apply(rows)).to(self.device)[None], None)
                 return ranking_scores(output.float(), self.units)[0].cpu().numpy()
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         return self.score_lists(RankingDataset(rows, np.zeros(len(rows), np.float32), offsets, np.arange(len(lengths))))
@@ -124,10 +125,15 @@ class Ranker:
         save_tensors(path, self.tensors(), {**(facts or {}), **self.description(), "provenance": provenance})
 
     @classmethod
-    def load(cls, path: Path, device: str = "auto", *, config: Config | None = None, hint: str = "") -> "Ranker":
-        """What `save` wrote; `config` is that of a run whose file does not hold it yet, `hint` what to do about a bad file."""
+    def load(
+        cls, path: Path, device: str = "auto", *, model: OwnModel = None, config: Config | None = None, hint: str = ""
+    ) -> "Ranker":
+        """What `save` wrote; `model` is the network of one's own it was trained with, which no file holds.
+
+        `config` is that of a run whose file does not hold it yet, `hint` what to do about a bad file.
+        """
         tensors, facts = load_tensors(path, hint)
-        return cls.restore(tensors, facts, device, config=config, source=str(path))
+        return cls.restore(tensors, facts, device, own=model, config=config, source=str(path))
 
     @classmethod
     def restore(
@@ -136,10 +142,11 @@ class Ranker:
         facts: Mapping[str, Any],
         device: str = "auto",
         *,
+        own: OwnModel = None,
         config: Config | None = None,
         source: str = "the ranker",
     ) -> "Ranker":
-        """A ranker from its tensors and description."""
+        """A ranker from its tensors and description; `own` as in `load`."""
         tensors = dict(tensors)
         if config is None:
             if "config" not in facts:
@@ -156,11 +163,20 @@ class Ranker:
         if "members.weights" in weights:
             model = make_averaged(config, scaling.inputs, len(weights["members.weights"]))
         else:
+            expect_own(config, own, source)
             with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
-                model = make_scorer(config, scaling.inputs, units, tanh=tanh)
+                if own is None:
+                    model = make_scorer(config, scaling.inputs, units, tanh=tanh)
+                else:
+                    model = make_network(own, scaling.inputs, config.model.options)
         try:
             model.load_state_dict(weights)
-        except RuntimeError:
+        except RuntimeError as error:
+            if own is not None:
+                raise ValueError(
+                    f"the weights in {source} do not fit the network that was given; expected {config.model.kind} as it was when it "
+                    f"was trained ({' '.join(str(error).split())})"
+                ) from None
             raise ValueError(
                 f"the weights in {source} do not fit [model] of its configuration; "
                 "expected them as training wrote them; was one of them changed?"

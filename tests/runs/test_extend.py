@@ -148,6 +148,7 @@ def test_the_last_epoch_is_kept_where_that_was_asked_for(tmp_path):
     assert_same_run(tmp_path / "a", finished(tmp_path / "b", config))
 
 
+@pytest.mark.slow
 def test_members_that_stopped_early_stay_as_they_are(tmp_path):
     config = with_(MEMBERS, epochs=SHORT, patience=1)
     out = finished(tmp_path / "a", config)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rankgrad.cli.options import DataSource, Json, RunFolders, Split, examples, expect_runs_and_data, show
+from rankgrad.cli.options import DataSource, Json, Networks, RunFolders, Split, examples, expect_runs_and_data, show
 
 EXAMPLES = examples(
     "rankgrad evaluate runs/first data/",
@@ -36,6 +36,7 @@ def evaluate(
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace scores that FOLDER holds.")] = False,
+    model: Networks = None,
     as_json: Json = False,
 ) -> None:
     """Measure runs on DATA: metrics and bootstrap intervals.
@@ -53,6 +54,7 @@ def evaluate(
     """
     from rankgrad.cli.render import describe_evaluation
     from rankgrad.runs.compare import evaluate_runs, evaluate_scores
+    from rankgrad.training.network import import_network
 
     if scores is not None:
         if runs:
@@ -67,4 +69,5 @@ def evaluate(
             "--name, --out, --set and --overwrite are for scores from elsewhere; expected --scores FILE too"
         )
     expect_runs_and_data(runs, data, "measure them on")
-    show(evaluate_runs(runs, data, split, metric or ()), describe_evaluation, as_json=as_json)
+    networks = [import_network(of) for of in model or ()]
+    show(evaluate_runs(runs, data, split, metric or (), networks), describe_evaluation, as_json=as_json)

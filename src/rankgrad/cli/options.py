@@ -26,6 +26,14 @@ RunFolders = Annotated[
         show_default=False,
     ),
 ]
+Networks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="MODULE:CLASS",
+        help="A network of your own that RUN was trained with. It is imported: runs hold no code.",
+    ),
+]
 SOURCES = (
     "A LETOR/SVMLight file or folder, a Parquet or CSV file with the columns label and qid, what `rankgrad prepare` "
     "wrote, or synthetic[:SIZE]"

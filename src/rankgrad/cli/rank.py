@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rankgrad.cli.options import DataSource, Overwrite, RunFolders, Split, examples, expect_runs_and_data
+from rankgrad.cli.options import DataSource, Networks, Overwrite, RunFolders, Split, examples, expect_runs_and_data
 
 EXAMPLES = examples(
     "rankgrad rank runs/first data/test.txt --out scores.txt",
@@ -22,6 +22,7 @@ def rank(
     form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="scores or trec.")] = "scores",
     split: Split = "test",
     overwrite: Overwrite = False,
+    model: Networks = None,
 ) -> None:
     """Score every document of DATA with a run, or several.
 
@@ -34,6 +35,7 @@ def rank(
     from rankgrad.cli.render import FORMATS
     from rankgrad.files import write_atomically
     from rankgrad.runs.ensemble import Ensemble
+    from rankgrad.training.network import import_network
 
     expect_runs_and_data(runs, data, "rank")
     if form not in FORMATS:
@@ -43,7 +45,7 @@ def rank(
         raise ValueError(f"{file} exists already; expected a new file; choose another --out, or --overwrite")
     if file is not None and not file.parent.is_dir():
         raise ValueError(f"{file.parent} is not a folder; expected one to write {file.name} into; make it first")
-    ensemble = Ensemble.open(runs)
+    ensemble = Ensemble.open(runs, [import_network(name) for name in model or ()])
     ranker = ensemble if len(runs) > 1 else ensemble.runs[0]
     lists = ranker.read(data, split=split, labelled=False)
     tag = f"ensemble-of-{len(runs)}" if len(runs) > 1 else runs[0].resolve().name

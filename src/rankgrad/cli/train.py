@@ -53,7 +53,9 @@ def train(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help=f"transformer, mlp or linear; or boosted trees: {', '.join(TREES)}. [{DEFAULT.model.kind}]"),
+        typer.Option(
+            help=f"transformer, mlp or linear; boosted trees: {', '.join(TREES)}; your own: MODULE:CLASS. [{DEFAULT.model.kind}]"
+        ),
     ] = None,
     trials: Annotated[
         int | None,
@@ -134,12 +136,11 @@ def train(
         if number is not None:
             whole(name, number, 1)
     given = {key: value for key, value in options.items() if value is not None}
-    if resume is not None and (
-        data is not None or out is not None or recipe or settings or {*given} - {"train.epochs"}
-    ):
+    others = {*given} - {"train.epochs", *(["model.kind"] if model is not None and ":" in model else [])}
+    if resume is not None and (data is not None or out is not None or recipe or settings or others):
         raise ValueError(
             f"--resume takes everything from {resume}/config.toml; expected no DATA and no other setting but --epochs, more for a "
-            "run that is finished"
+            "run that is finished, and --model MODULE:CLASS for one of a network of your own"
         )
     if resume is None and data is None:
         raise ValueError("there is nothing to train on; expected DATA, a configuration file, or --resume RUN")
@@ -147,6 +148,7 @@ def train(
     from rankgrad.runs.folder import read_config_table
     from rankgrad.runs.run import train_run
     from rankgrad.training.config import configure
+    from rankgrad.training.network import import_network
 
     if resume is not None:
         config = None
@@ -166,7 +168,8 @@ def train(
 
         report: dict[str, Any] | None = follow_trees(grow_run(folder, config), quiet=quiet)
     else:
-        report = follow(train_run(folder, config, epochs=more), quiet=quiet)
+        network = import_network(model) if resume is not None and model is not None else None
+        report = follow(train_run(folder, config, epochs=more, model=network), quiet=quiet)
     if report is not None:
         show(report, describe_report, quiet=quiet, as_json=as_json)
 

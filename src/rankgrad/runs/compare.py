@@ -13,7 +13,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.folder import MANIFEST
 from rankgrad.data.load import Columns, read_lists
 from rankgrad.runs.elsewhere import keep_scores, read_scores
-from rankgrad.runs.ensemble import Ensemble
+from rankgrad.runs.ensemble import Ensemble, Network
 from rankgrad.runs.folder import PerQuery, convention_of, is_run, read_per_query
 from rankgrad.runs.significance import LEVEL, bootstrap_interval, compare
 from rankgrad.training.config import configure
@@ -23,9 +23,14 @@ ENSEMBLE = "mean of scores standardised within each list"
 ROUNDS = 2_000  # of the bootstrap: an interval's ends are good to a twentieth of its width
 
 
-def evaluate_runs(folders: Sequence[Path], data: str, split: str, metrics: Sequence[str]) -> dict[str, Any]:
-    """Metrics of a run, or of several together, on data, under every rule for empty queries: mean and interval."""
-    ensemble = Ensemble.open(folders)
+def evaluate_runs(
+    folders: Sequence[Path], data: str, split: str, metrics: Sequence[str], networks: Sequence[Network] = ()
+) -> dict[str, Any]:
+    """Metrics of a run, or of several together, on data, under every rule for empty queries: mean and interval.
+
+    `networks` are those of one's own that the runs were trained with.
+    """
+    ensemble = Ensemble.open(folders, networks)
     ranker = ensemble if len(folders) > 1 else ensemble.runs[0]
     lists = ranker.read(data, split=split)
     whole = Path(data).is_file() or (Path(data) / MANIFEST).exists()

@@ -1,30 +1,49 @@
 """Several runs as one ranker: the mean of their scores, standardised within each list."""
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.files import load_tensors
 from rankgrad.runs.averaging import mean_of_standardised
 from rankgrad.runs.elsewhere import is_elsewhere
-from rankgrad.runs.folder import TREES
+from rankgrad.runs.folder import TREES, read_config_table
 from rankgrad.runs.run import Run, ScoringRun
 from rankgrad.runs.trees import TreeRun
 from rankgrad.training.evaluate import measure, metrics_of
+from rankgrad.training.network import is_own, network_name
 
+Network = nn.Module | Callable[..., nn.Module]
 ROWS = 4096  # looked at together
 
 
-def open_run(folder: Path, device: str = "auto") -> ScoringRun:
-    """Load a finished run of networks or of trees, or a saved ranker; no code of theirs is executed."""
+def open_run(folder: Path, device: str = "auto", networks: Sequence[Network] = ()) -> ScoringRun:
+    """Load a finished run of networks or of trees, or a saved ranker; no code of theirs is executed.
+
+    `networks` are those of one's own that runs were trained with: the one that this run names is taken, or the only one.
+    """
     if is_elsewhere(folder):
         raise ValueError(
             f"{folder} holds scores that another program gave, and no model to score with; expected a run; compare it and "
             "report it beside runs instead"
         )
-    return TreeRun.open(folder) if (folder / TREES).is_file() else Run.open(folder, device)
+    if (folder / TREES).is_file():
+        return TreeRun.open(folder)
+    return Run.open(folder, device, _network_of(folder, networks))
+
+
+def _network_of(source: Path, networks: Sequence[Network]) -> Network | None:
+    if not networks:
+        return None
+    table = read_config_table(source) if source.is_dir() else tomllib.loads(load_tensors(source)[1].get("config", ""))
+    kind = str(table.get("model", {}).get("kind"))
+    fitting = [own for own in networks if network_name(own) == kind] or (networks if len(networks) == 1 else ())
+    return fitting[0] if fitting and is_own(kind) else None
 
 
 @dataclass(frozen=True)
@@ -34,13 +53,13 @@ class Ensemble:
     runs: tuple[ScoringRun, ...]
 
     @classmethod
-    def open(cls, folders: Sequence[Path]) -> "Ensemble":
-        """Load the runs, each once; they must have been trained on the same features."""
+    def open(cls, folders: Sequence[Path], networks: Sequence[Network] = ()) -> "Ensemble":
+        """Load the runs, each once; they must have been trained on the same features; `networks` as in `open_run`."""
         places = [folder.resolve() for folder in folders]
         twice = next((folder for folder, place in zip(folders, places) if places.count(place) > 1), None)
         if twice is not None:
             raise ValueError(f"{twice} is given twice; expected different runs; leave one out")
-        runs = tuple(open_run(folder) for folder in folders)
+        runs = tuple(open_run(folder, networks=networks) for folder in folders)
         first = runs[0]
         for other in runs[1:]:
             if (other.features, other.names) != (first.features, first.names):

@@ -34,6 +34,7 @@ from rankgrad.runs.provenance import machine_facts, versions
 from rankgrad.runs.text import nullable
 from rankgrad.training.config import Config, dumps, load
 from rankgrad.training.evaluate import summarise
+from rankgrad.training.network import OwnModel
 
 CONFIG, HISTORY, MODEL, QUERIES, SCORES, REPORT = (
     "config.toml",
@@ -159,8 +160,8 @@ def write_ranker(folder: Path, ranker: Ranker) -> None:
     ranker.save(folder / MODEL)
 
 
-def read_ranker(folder: Path, device: str = "auto") -> Ranker:
-    """The ranker of a finished run; no code from the folder is executed."""
+def read_ranker(folder: Path, device: str = "auto", model: OwnModel = None) -> Ranker:
+    """The ranker of a finished run; no code from the folder is executed: a network of one's own is to be given."""
     if (folder / TREES).is_file():
         raise ValueError(
             f"{folder} holds trees of another library, which are no model of ours; expected a run of networks; score with "
@@ -168,7 +169,7 @@ def read_ranker(folder: Path, device: str = "auto") -> Ranker:
         )
     for name in (MODEL, CONFIG):
         expect_finished(folder, name)
-    return Ranker.load(folder / MODEL, device, config=read_config(folder), hint=_AGAIN)
+    return Ranker.load(folder / MODEL, device, model=model, config=read_config(folder), hint=_AGAIN)
 
 
 # --- history ----------------------------------------------------------------------------------------------------------

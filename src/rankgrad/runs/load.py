@@ -7,18 +7,20 @@ from pathlib import Path
 
 from rankgrad.ranker import Ranker
 from rankgrad.runs.folder import read_ranker, read_report
+from rankgrad.training.network import OwnModel
 
 
-def load(path: str | os.PathLike[str], device: str = "auto") -> Ranker:
+def load(path: str | os.PathLike[str], device: str = "auto", *, model: OwnModel = None) -> Ranker:
     """The ranker of a finished run, or of a file that `NeuralRanker.save` or `Ranker.save` wrote; no code of theirs is executed.
 
     - `path`: the run's folder, or the file.
     - `device`: where it scores: "cpu", "cuda", "cuda:1"; "auto" takes a GPU if there is one.
+    - `model`: the network of your own that it was trained with, an `nn.Module` or its class: files hold weights, not code.
     """
     source = Path(path)
     if not source.is_dir():
-        return Ranker.load(source, device)
-    ranker = read_ranker(source, device)
+        return Ranker.load(source, device, model=model)
+    ranker = read_ranker(source, device, model)
     report = {}
     with contextlib.suppress(ValueError):  # a ranker needs no report: a run that was cut short after training has none
         report = read_report(source)

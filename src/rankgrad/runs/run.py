@@ -35,6 +35,7 @@ from rankgrad.training.distributed import Signals, lost_a_process
 from rankgrad.training.evaluate import evaluate, evaluate_and_score, metrics_of, score
 from rankgrad.training.loop import Epoch, Step, train
 from rankgrad.training.members import MemberState
+from rankgrad.training.network import OwnModel, expect_network, expect_own, import_network, is_own, network_name
 from rankgrad.training.precision import threads_and_precision
 from rankgrad.training.state import TrainState
 
@@ -63,6 +64,7 @@ def train_run(
     *,
     epochs: int | None = None,
     loss: OwnLoss = None,
+    model: OwnModel = None,
     read: SplitReader = shared_splits,
 ) -> Iterator[Event]:
     """Train a run to its end, yielding what happens; writes as it goes.
@@ -72,19 +74,23 @@ def train_run(
       first. A cosine schedule begins again over those that are added; members that stopped early stay as they are. Its
       files are replaced at the end.
     - `loss`: a loss of your own, a `LossSpec` or a function, in place of the configuration's; to be given again on resuming.
+    - `model`: a network of your own in place of the configuration's, an `nn.Module` or what makes one of the number of features
+      (see `rankgrad.training.network`); to be given again on resuming. A configuration may name it, model.kind = "module:Class".
     - `read`: gives its lists; whoever trains many runs on the same lists need not read them again for each.
 
     SIGTERM and Ctrl-C let the current step finish, save, and raise `InterruptedRunError`; so does the loss of another
     process of the run. A new run that fails before it has learned anything leaves no folder behind.
     """
+    if model is None and config is not None and is_own(config.model.kind):
+        model = import_network(config.model.kind)
     with Signals(folder) as signals, distributed.process_group() as (rank, world):
-        started, place = distributed.from_first(lambda: _begin(folder, config, epochs, loss), _sent, _received)
+        started, place = distributed.from_first(lambda: _begin(folder, config, epochs, loss, model), _sent, _received)
         signals.listen()  # not before: nothing interrupts the wait for the other processes
         fresh, (folder, config, _) = config is not None, started
         try:
             yield started
             with threads_and_precision(config.train.threads, config.train.precision):
-                yield from _train_run(config, folder, place, rank, world, signals, loss, read)
+                yield from _train_run(config, folder, place, rank, world, signals, loss, model, read)
         except (InterruptedRunError, NonFiniteError, GeneratorExit):
             raise
         except Exception as error:
@@ -100,18 +106,21 @@ def train_run(
             signals.patient = True
 
 
-def _begin(folder: Path, config: Config | None, epochs: int | None, loss: OwnLoss) -> tuple[Started, Path]:
+def _begin(
+    folder: Path, config: Config | None, epochs: int | None, loss: OwnLoss, model: OwnModel
+) -> tuple[Started, Path]:
     """Begin a run, go on with one, or extend one; and where it writes."""
     if config is not None and epochs is not None:
         raise ValueError("epochs= extends a finished run; expected no configuration with it; set train.epochs there")
     if config is None and (epochs is not None or files.is_extending(folder)):
-        return _begin_extension(folder, epochs), files.extension(folder)
-    return begin_run(folder, config, loss), folder
+        return _begin_extension(folder, epochs, model), files.extension(folder)
+    return begin_run(folder, config, loss, model), folder
 
 
-def _begin_extension(folder: Path, epochs: int | None) -> Started:
+def _begin_extension(folder: Path, epochs: int | None, model: OwnModel) -> Started:
     """Make the folder of the longer run within that of the finished one, or look at it."""
     config, place = files.read_config(folder), files.extension(folder)
+    expect_own(config, model, str(folder))
     had = config.train.epochs
     if files.is_extending(folder):
         config = files.read_config(place)
@@ -156,7 +165,7 @@ def _remove_strays(folder: Path) -> None:
         shutil.rmtree(stray)
 
 
-def begin_run(folder: Path, config: Config | None, loss: OwnLoss) -> Started:
+def begin_run(folder: Path, config: Config | None, loss: OwnLoss = None, model: OwnModel = None) -> Started:
     """Make the folder of a new run, or look at that of one to resume."""
     if config is None:
         config = files.read_config(folder)
@@ -165,12 +174,16 @@ def begin_run(folder: Path, config: Config | None, loss: OwnLoss) -> Started:
             raise ValueError(
                 f"the run {folder} is finished; there is nothing to resume{'' if config.model.kind in TREES else further}"
             )
+        expect_own(config, model, str(folder))
         _remove_strays(folder)
         return Started(folder, config)
     if loss is not None:
         _, at, depth = config.loss.names[0].partition("@")
         config = replaced(config, "loss.name", f"{as_spec(loss).name}{at}{depth}")
-    config = validate(config, loss)
+    if model is not None:
+        expect_network(model, config.model.options)
+        config = replaced(config, "model.kind", network_name(model))
+    config = validate(config, loss, own=model)
     source = config.data.path
     if files.is_run(source):
         raise ValueError(f"{source} is a run; expected lists to train on; name them, or go on with the run by --resume")
@@ -199,6 +212,7 @@ def _train_run(
     world: int,
     signals: Signals,
     loss: OwnLoss,
+    own: OwnModel,
     read: SplitReader,
 ) -> Iterator[Step | Epoch | Finished]:
     """Train what has begun; `place` is where it writes, the folder itself unless a finished run is extended."""
@@ -218,7 +232,7 @@ def _train_run(
     vali_set = splits["vali"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
-        state = make_state(config, train_set, device, loss)
+        state = make_state(config, train_set, device, loss, own)
     before = folder if place != folder else None
     record = _Record(place, config, state, fingerprint, before, writes=rank == 0)
     record.restore()
@@ -436,9 +450,12 @@ class Run:
     ranker: Ranker
 
     @classmethod
-    def open(cls, folder: Path, device: str = "auto") -> "Run":
-        """Load a run, or a file that `NeuralRanker.save` or `Ranker.save` wrote; no code of theirs is executed."""
-        return cls(folder, load(folder, device))
+    def open(cls, folder: Path, device: str = "auto", model: OwnModel = None) -> "Run":
+        """Load a run, or a file that `NeuralRanker.save` or `Ranker.save` wrote; no code of theirs is executed.
+
+        `model`: the network of one's own it was trained with.
+        """
+        return cls(folder, load(folder, device, model=model))
 
     @property
     def config(self) -> Config:

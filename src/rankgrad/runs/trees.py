@@ -73,7 +73,7 @@ def grow_run(folder: Path, config: Config | None = None) -> Iterator[Started | G
     fresh = config is not None
     if config is not None:
         config = replaced(config, "train.device", "cpu")
-    started = begin_run(folder, config, None)
+    started = begin_run(folder, config)
     try:
         yield started
         with Signals(folder) as signals, threads_and_precision(started.config.train.threads, "float32"):

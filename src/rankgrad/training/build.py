@@ -34,6 +34,7 @@ from rankgrad.models import (
 from rankgrad.training.config import TREES, Config, Model, Optimiser, Train, checked_types
 from rankgrad.training.execution import CHOICES
 from rankgrad.training.members import MemberState
+from rankgrad.training.network import OwnModel, check_network, expect_network, is_own, make_network
 from rankgrad.training.precision import PRECISIONS
 from rankgrad.training.state import OPTIMISERS, SCHEDULES, TrainState, make_optimiser
 from rankgrad.training.step import Objective
@@ -210,14 +211,20 @@ def fit_to_data(config: Config, data: RankingDataset, device: torch.device, *, v
 
 
 def make_state(
-    config: Config, data: RankingDataset, device: torch.device, loss: OwnLoss = None
+    config: Config, data: RankingDataset, device: torch.device, loss: OwnLoss = None, own: OwnModel = None
 ) -> TrainState | MemberState:
     """What is trained on lists like `data`, at its start; one model draws its weights from torch's global generator."""
     specs = [spec for spec, _ in losses_of(config, loss).values()]
     if config.members.count > 1 and not shares_weights(config):
         return MemberState.build(config, data, [spec.tanh for spec in specs], device)
     units = specs[0].units(int(data.labels.max()))
-    model = make_scorer(config, data.features.shape[1], units, tanh=specs[0].tanh).to(device)
+    features = data.features.shape[1]
+    if own is None:
+        model = make_scorer(config, features, units, tanh=specs[0].tanh)
+    else:
+        model = make_network(own, features, config.model.options)
+        check_network(model, features, units)
+    model = model.to(device)
     return TrainState(model, make_optimiser(model, config.optimiser))
 
 
@@ -297,10 +304,10 @@ def make_device(name: str) -> torch.device:
     return device
 
 
-def validate(config: Config, loss: OwnLoss = None, metric: Metric | None = None) -> Config:
+def validate(config: Config, loss: OwnLoss = None, metric: Metric | None = None, own: OwnModel = None) -> Config:
     """Check everything that can be checked before data is read, and write down what the machine decides.
 
-    `loss` and `metric` are the caller's own, in place of those that the configuration names.
+    `loss`, `metric` and `own` are the caller's own loss, metric and network, in place of those that the configuration names.
     """
     config = _plainly_named(checked_types(config), loss, metric)
     one_of("data.scaling", config.data.scaling, KINDS)
@@ -317,7 +324,12 @@ def validate(config: Config, loss: OwnLoss = None, metric: Metric | None = None)
         _check_trees(config)
     else:
         make_objectives(config, loss)
-        _check_model(config.model)
+        if own is not None:
+            expect_network(own, config.model.options)
+        if is_own(config.model.kind):
+            _check_own_model(config)
+        else:
+            _check_model(config.model)
         _check_members(config, loss)
         if shares_weights(config) and config.members.bag == 0:
             config = dataclasses.replace(config, members=dataclasses.replace(config.members, bag=1))
@@ -350,6 +362,10 @@ def _plain_name(text: str) -> str:
 def _check_model(settings: Model) -> None:
     """By making one, which on the meta device takes neither memory nor random numbers; what other kinds read is checked too."""
     one_of("model.kind", settings.kind, MODELS)
+    if settings.options:
+        raise ValueError(
+            f"model.options are for a network of your own, and model.kind is {settings.kind!r}; leave them out"
+        )
     for name in ("width", "layers", "heads", "feedforward"):
         whole(f"model.{name}", getattr(settings, name), 1)
     for size in settings.hidden:
@@ -360,6 +376,19 @@ def _check_model(settings: Model) -> None:
             make_model(settings, 1, 1, tanh=False)
     except ValueError as error:
         raise ValueError(f"in [model], {error}") from None
+
+
+def _check_own_model(config: Config) -> None:
+    """Nothing of [model] but kind and options is for a network of the caller's own, which may do it itself."""
+    settings, kind = config.model, config.model.kind
+    if config.members.count != 1:
+        raise ValueError(
+            f"members are networks of rankgrad, trained at once, and {kind} is your own; expected members.count = 1, as in the "
+            "recipes paper and small"
+        )
+    for name, ours in (("tanh", None), ("inputs", "features"), ("input_noise", 0.0)):
+        if getattr(settings, name) != ours:
+            raise ValueError(f"model.{name} is for networks of rankgrad, and {kind} is your own; do it in the network")
 
 
 def _check_trees(config: Config) -> None:

@@ -52,7 +52,7 @@ class Data:
 class Model:
     """Which scorer; `tanh` left out means: for the losses through a relaxed sort (neural_...) only, as in the paper."""
 
-    kind: str = "transformer"  # transformer, mlp, linear; boosted trees: lightgbm, xgboost, catboost
+    kind: str = "transformer"  # transformer, mlp, linear; lightgbm, xgboost, catboost; module:Class of your own
     width: int = 96  # of the transformer
     layers: int = 2  # encoder blocks of the transformer
     heads: int = 1  # of its attention; they divide the width
@@ -62,6 +62,7 @@ class Model:
     input_noise: float = 0.0  # deviation of the noise added to scaled features in training
     tanh: bool | None = None  # on the scores
     inputs: str = "features"  # features; list: beside each feature where it stands within its list
+    options: Mapping[str, Option] = field(default_factory=dict)  # of a network of your own: Class(features, **options)
 
 
 @dataclass(frozen=True)
@@ -400,8 +401,9 @@ def _set(config: Config, text: str) -> Config:
     except tomllib.TOMLDecodeError:
         value = json.dumps(value)
     part = loads(f"[{section}]\n{key} = {value}", f"--set {text}")
-    if section == "loss.options":
-        return replaced(config, section, {**config.loss.options, **part.loss.options})
+    if section in ("loss.options", "model.options"):
+        of, now = section.partition(".")[0], config
+        return replaced(config, section, {**getattr(now, of).options, **getattr(part, of).options})
     if section == "members.ranges":
         ranges = dataclasses.replace(config.members.ranges, **{key: getattr(part.members.ranges, key)})
         return replaced(config, section, ranges)

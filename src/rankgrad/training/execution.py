@@ -84,7 +84,10 @@ def expectations(model: nn.Module, device: torch.device) -> dict[str, str]:
 def _discouraged(cannot: dict[str, str], model: nn.Module, device: torch.device) -> dict[str, str]:
     """What cannot be done, and what does not pay on a device; members are always packed."""
     on_cpu = "" if device.type == "cuda" or isinstance(model, Members) else "it does not pay on the CPU"
-    return {name: reason or (on_cpu if name == "pack" else "") for name, reason in cannot.items()}
+    ours = type(model).__module__ == Members.__module__
+    own = "" if ours else "a network of your own may do what a recording does not repeat"
+    reasons = {"pack": on_cpu, "graph": own}
+    return {name: reason or reasons.get(name, "") for name, reason in cannot.items()}
 
 
 def _too_large(data: RankingDataset, device: torch.device) -> str:
