@@ -25,7 +25,7 @@ from rankgrad.data.order import random_keys
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 INT64 = range(-(2**63), 2**63)
 GPU_SHARE = 0.6  # of a GPU's free memory that the features of a dataset may take
-ARRAYS = ("features", "labels", "offsets", "query_ids", "weights", "rows")
+ARRAYS = ("features", "labels", "offsets", "query_ids", "weights", "rows", "document_ids", "document_weights")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,6 +41,8 @@ class RankingDataset:
     - `weights` [Q]: one weight per query, or None.
     - `rows` [N]: the row of the source each document came from; None is its own position.
     - `provenance`: where the data came from, as JSON-able facts.
+    - `document_ids` [N]: what the documents are called, integers or texts, or None.
+    - `document_weights` [N]: one weight per document, or None.
 
     >>> data = RankingDataset([[1.0], [2.0], [3.0]], labels=[0, 2, 1], offsets=[0, 2, 3], query_ids=[7, 9])
     >>> data
@@ -57,6 +59,8 @@ class RankingDataset:
     weights: np.ndarray | None = None
     rows: np.ndarray | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    document_ids: np.ndarray | None = None
+    document_weights: np.ndarray | None = None
     _tensors: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +96,15 @@ class RankingDataset:
             rows = _as_int64("rows", self.rows)
             _expect_length("rows", rows, documents, "document")
             _expect_distinct_rows(rows)
-        checked = (features, labels, offsets, query_ids, weights, rows)
+        document_ids = document_weights = None
+        if self.document_ids is not None:
+            document_ids = as_ids("document_ids", self.document_ids)
+            _expect_length("document_ids", document_ids, documents, "document")
+        if self.document_weights is not None:
+            document_weights = _as_float32("document_weights", self.document_weights, ndim=1)
+            _expect_length("document_weights", document_weights, documents, "document")
+            _expect_amounts("document_weights", document_weights)
+        checked = (features, labels, offsets, query_ids, weights, rows, document_ids, document_weights)
         for name, value in (*zip(ARRAYS, checked), ("feature_names", names)):
             object.__setattr__(self, name, value)  # the dataclass is frozen for everyone else
 
@@ -172,6 +184,8 @@ class RankingDataset:
             None if self.weights is None else self.weights[chosen],
             rows,
             {**self.provenance, "selected": f"{len(chosen)} of {len(self)} queries"},
+            None if self.document_ids is None else self.document_ids[documents],
+            None if self.document_weights is None else self.document_weights[documents],
         )
 
     def split(self, parts: Sequence[float] | Sequence[int], *, seed: int = 0) -> list[RankingDataset]:
@@ -204,7 +218,7 @@ class RankingDataset:
         """The queries of several datasets one after the other.
 
         - `datasets`: all with the same features, and all or none with weights. Lists are never merged: where two
-          datasets use the same query id, the result has two queries of that id.
+          datasets use the same query id, the result has two queries of that id. Documents keep their ids if all have any.
 
         >>> one = RankingDataset([[1.0]], [0], [0, 1], [7])
         >>> RankingDataset.concatenate([one, one]).query_ids.tolist()
@@ -220,6 +234,10 @@ class RankingDataset:
                 "feature names": (first.feature_names, other.feature_names),
                 "kind of query ids": (first.query_ids.dtype.kind, other.query_ids.dtype.kind),
                 "presence of weights": (first.weights is not None, other.weights is not None),
+                "presence of document weights": (
+                    first.document_weights is not None,
+                    other.document_weights is not None,
+                ),
             }
             for what, (own, its) in differences.items():
                 if own != its:
@@ -242,6 +260,10 @@ class RankingDataset:
             None if first.weights is None else np.concatenate([d.weights for d in datasets if d.weights is not None]),
             rows,
             {"concatenated": [dict(d.provenance) for d in datasets]},
+            _joined_ids([d.document_ids for d in datasets]),
+            None
+            if first.document_weights is None
+            else np.concatenate([d.document_weights for d in datasets if d.document_weights is not None]),
         )
 
     def in_source_order(self, values: np.ndarray) -> np.ndarray:
@@ -256,6 +278,16 @@ class RankingDataset:
         values = np.asarray(values)
         _expect_length("values", values, len(self.labels), "document")
         return values if self.rows is None else values[np.argsort(self.rows, kind="stable")]
+
+    def document_names(self) -> np.ndarray:
+        """What to call each document [N] in files for others: its id, or its row in the source, counted from 1.
+
+        >>> RankingDataset([[1.0], [2.0]], [0, 1], [0, 2], [7], rows=[1, 0]).document_names().tolist()
+        [2, 1]
+        """
+        if self.document_ids is not None:
+            return self.document_ids
+        return 1 + (np.arange(len(self.labels)) if self.rows is None else self.rows)
 
     def tensors(self, device: str | torch.device = "cpu") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(features, labels, offsets) as tensors; on the CPU they share the arrays' memory: do not write to them.
@@ -375,6 +407,15 @@ def _joined(parts: Sequence[Features]) -> Features:
     if len(arrays) == len(parts) and affordable(sum(part.nbytes for part in parts)):
         return np.concatenate(arrays)
     return FeatureRows(parts)
+
+
+def _joined_ids(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Ids of documents one below the other: numbers, or texts if some are; None if some documents have none."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    kinds = {part.dtype.kind for part in known}
+    return np.concatenate([part.astype(np.str_) if len(kinds) > 1 else part for part in known])
 
 
 def _as_float32(name: str, values: Any, ndim: int) -> np.ndarray:

@@ -28,9 +28,9 @@ Splits = dict[str, Callable[[], RankingDataset]]  # each read when it is asked f
 
 
 class Columns(NamedTuple):
-    """How files are to be understood: the columns of a table that hold labels, query ids and weights (see `read_table`), ...
+    """How files are to be understood: which columns of a table hold what (see `read_table`), and what is missing where.
 
-    ... and what is missing where. `missing`: "zero" (a feature that a line of text does not name is 0), "nan" (it is missing,
+    `features` and `ignore` choose the columns that are learned from; () is all. `missing`: "zero" (a feature that a line of text does not name is 0), "nan" (it is missing,
     and a line may write nan for a value), or "all_zero" (as "zero", and null and NaN of tables are 0 too, as they were to
     runs whose configuration does not say what is missing). `zero_based`: the first feature of text has index 0.
     """
@@ -40,11 +40,16 @@ class Columns(NamedTuple):
     weight: str | None = None
     missing: str = "zero"
     zero_based: bool = False
+    features: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    document: str | None = None
+    document_weight: str | None = None
 
-    def of_table(self) -> dict[str, Any]:
-        """What `read_table` is told."""
-        missing = 0.0 if self.missing == "all_zero" else math.nan
-        return {"label": self.label, "qid": self.qid, "weight": self.weight, "missing": missing}
+    def of_table(self, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """What `read_table` is told; `names` are the features a model expects, if there is one."""
+        chosen = {"features": self.features or None, "ignore": self.ignore} if names is None else {"features": names}
+        roles = {name: getattr(self, name) for name in ("label", "qid", "weight", "document", "document_weight")}
+        return {**roles, **chosen, "missing": 0.0 if self.missing == "all_zero" else math.nan}
 
     def of_text(self) -> dict[str, Any]:
         """What `read_svmlight` is told."""
@@ -82,6 +87,8 @@ def read_splits(
     >>> {split: len(data) for split, data in read_splits("synthetic:tiny").items()}
     {'train': 30, 'vali': 10, 'test': 10}
     """
+    if columns.features or columns.ignore:
+        _expect_tables(source)
     if Path(source).is_file():
         return {"train": _read_file(Path(source), None, None, progress, columns)}
     found = _splits_of(source, columns=columns)
@@ -168,13 +175,11 @@ def _splits_of(
         )
     if (path / MANIFEST).exists():
         return {"train": partial(RankingDataset.open, path)}
-    saved = {
-        split: partial(RankingDataset.open, path / split) for split in SPLITS if (path / split / MANIFEST).exists()
-    }
+    saved = _saved_in(path)
     if saved:
-        _refuse_unfinished(path, list(saved))
-        return {**saved}
-    read = partial(read_table, features=names, labelled=labelled, **columns.of_table())
+        _refuse_unfinished(path, saved)
+        return {split: partial(RankingDataset.open, path / split) for split in saved}
+    read = partial(read_table, labelled=labelled, **columns.of_table(names))
     return {split: partial(read, file) for split, file in _tables(path).items()} or None
 
 
@@ -203,8 +208,25 @@ def _read_file(
     labelled: bool = True,
 ) -> RankingDataset:
     if _is_table(path):
-        return read_table(path, features=names, labelled=labelled, **columns.of_table())
+        return read_table(path, labelled=labelled, **columns.of_table(names))
     return read_svmlight(path, features=features, progress=progress, **columns.of_text())
+
+
+def _expect_tables(source: str) -> None:
+    """Refuse to choose columns of what has none: they would all be taken without a word."""
+    path = Path(source)
+    if not (_is_table(path) if path.is_file() else path.is_dir() and _tables(path) and not _saved_in(path)):
+        raise ValueError(
+            f"data.features and data.ignore choose columns of tables, and {source} is none; expected Parquet, CSV or Arrow; leave "
+            "them out, or give them to rankgrad prepare where the data was prepared from tables"
+        )
+
+
+def _saved_in(folder: Path) -> list[str]:
+    """The splits that are saved in a folder, train if it is itself a saved dataset."""
+    if (folder / MANIFEST).exists():
+        return ["train"]
+    return [split for split in SPLITS if (folder / split / MANIFEST).exists()]
 
 
 def _is_table(path: Path) -> bool:

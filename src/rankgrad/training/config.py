@@ -43,6 +43,10 @@ class Data:
     label: str = "label"  # what a table calls its grades,
     qid: str = "qid"  # its query ids,
     weight: str | None = None  # and its weights of queries, if it has any
+    features: tuple[str, ...] = ()  # columns of a table to learn from, by name or pattern (bm25*); empty: all others
+    ignore: tuple[str, ...] = ()  # columns of a table that are no features, by name or pattern
+    document: str | None = None  # what a table calls its ids of documents, which `rank` writes,
+    document_weight: str | None = None  # and its weights of documents, if it has any
     missing: str = "zero"  # zero, nan: a feature that a line of text leaves out; all_zero: empty cells of tables too
     zero_based: bool = False  # the first feature of text has index 0
     gain: str | tuple[float, ...] = "exp2"  # what a label is worth to loss and metrics: exp2, linear, [0, 1, 3, 7, 15]
@@ -266,7 +270,8 @@ def _value(kind: Any, value: Any, name: str, source: str) -> Any:
     if origin is tuple:
         item = typing.get_args(kind)[0]
         if not isinstance(value, list | tuple):
-            raise ValueError(f"{source}: {name} must be a list, got {value!r}")
+            example = '["a", "b"]' if item is str else "[1, 2]"
+            raise ValueError(f"{source}: {name} must be a list such as {example}, got {value!r}")
         return tuple(_value(item, entry, name, source) for entry in value)
     if origin is Mapping:
         if not isinstance(value, Mapping) or not all(_is_option(*option) for option in value.items()):

@@ -70,12 +70,14 @@ def hold_out(data: RankingDataset, share: float, seed: int) -> tuple[RankingData
 
 def columns_of(data: Data) -> Columns:
     """How a configuration wants files to be understood."""
-    return Columns(data.label, data.qid, data.weight, data.missing, data.zero_based)
+    return Columns(**{name: getattr(data, name) for name in Columns._fields})
 
 
 def unscaled_splits(config: Config) -> dict[str, RankingDataset]:
     """The splits as they are read, a part of train held out where there is no validation split."""
-    splits = read_splits(config.data.path, fold=config.data.fold, columns=columns_of(config.data))
+    found = read_splits(config.data.path, fold=config.data.fold, columns=columns_of(config.data))
+    # Ids of documents are for rankings: nothing here looks at them.
+    splits = {name: dataclasses.replace(split, document_ids=None) for name, split in found.items()}
     if "vali" not in splits and config.members.bag == 1:
         share, train_set = config.data.validation, splits.pop("train")
         if len(train_set) < 2:

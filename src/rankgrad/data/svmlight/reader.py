@@ -35,6 +35,9 @@ BYTES_PER_TEXT_BYTE = 64
 FAR_BEYOND = 8  # an index more than this many times the largest index of any other part of the file is a mistake
 SHARE_OF_MEMORY = 0.5
 
+# A line that holds a document, and the name in its comment if there is one; possessive: no backtracking.
+_DOCUMENT = re.compile(rb"^[ \t]*+[^#\s][^#\n]*+(?:#[ \t]*+docid[ \t]*+=[ \t]*+(\S++))?", re.MULTILINE)
+
 logger = logging.getLogger(__name__)
 
 
@@ -64,6 +67,8 @@ def read_svmlight(
     - `scattered`: where the rows of a query are not together, "group" moves them to the query's first row (`rows` of
       the result remembers where they were) and "refuse" raises an error.
     - `progress`: called with the bytes read so far and the bytes of all files.
+
+    Where the comment of every line begins with `docid = NAME`, as in LETOR, the names are the result's `document_ids`.
 
     A line that breaks the rules of `rankgrad.data.svmlight.line` raises a ValueError that begins with file:line:column.
     A number beyond float32 becomes the largest float32: `provenance["clamped"]` counts these,
@@ -103,6 +108,7 @@ def read_svmlight(
 
         permute_rows(matrix, order)
         labels = labels[order]
+    document_ids = _document_ids(reading.document_ids, order)
     files = [
         {"path": str(file), "bytes": file.stat().st_size, "rows": rows}
         for file, rows in zip(paths, reading.rows_per_file)
@@ -120,7 +126,9 @@ def read_svmlight(
             reading.clamped,
             reading.first_clamped,
         )
-    return RankingDataset(matrix, labels, offsets, query_ids, rows=order, provenance=provenance)
+    return RankingDataset(
+        matrix, labels, offsets, query_ids, rows=order, provenance=provenance, document_ids=document_ids
+    )
 
 
 @dataclass
@@ -133,6 +141,7 @@ class _Reading:
     base: int = 1  # index of the first feature
     labels: list[np.ndarray] = field(default_factory=list)
     qids: list[np.ndarray] = field(default_factory=list)
+    document_ids: list[np.ndarray | None] = field(default_factory=list)  # None: not every line of the block has one
     rows_per_file: list[int] = field(default_factory=list)
     clamped: int = 0
     first_clamped: str | None = None
@@ -157,6 +166,7 @@ class _Reading:
         self.matrix.append(block, self.width, round(len(block.labels) / share))
         self.labels.append(block.labels.copy())
         self.qids.append(block.qids.copy())
+        self.document_ids.append(ids_in_comments(text))
         self.rows_per_file[-1] += len(block.labels)
 
     def _refuse_absurd_width(self, more_rows: int) -> None:
@@ -180,6 +190,29 @@ class _Reading:
             f"expected indices near the number of features; correct the index, or pass features={self.width} if it "
             "is right"
         )
+
+
+def ids_in_comments(text: bytes) -> np.ndarray | None:
+    r"""The names of the documents of whole lines, from comments `#docid = NAME`; None where a line has none.
+
+    >>> ids_in_comments(b"2 qid:7 1:0.5 #docid = GX001 inc = 1\n# a comment\n0 qid:7 1:3 # docid = GX002\n").tolist()
+    ['GX001', 'GX002']
+    """
+    if b"docid" not in text:  # which is quick to see
+        return None
+    names = _DOCUMENT.findall(text)
+    if not all(names):
+        return None
+    return np.array([name.decode("utf-8", "backslashreplace").replace("\0", "\ufffd") for name in names], np.str_)
+
+
+def _document_ids(parts: Sequence[np.ndarray | None], order: np.ndarray | None) -> np.ndarray | None:
+    """The names of all documents in the order of the dataset, if every one has a name."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    ids = np.concatenate(known)
+    return ids if order is None else ids[order]
 
 
 def memory_bytes() -> int | None:

@@ -184,7 +184,9 @@ def at(table: Table, row: int, name: str) -> str:
 
 
 def expect_numbers(
-    table: Table, name: str, hint: str = "convert the column, or take it out (in Python: choose with features=)"
+    table: Table,
+    name: str,
+    hint: str = "convert the column, or leave it out (--set data.ignore= in train, ignore= or features= in Python)",
 ) -> None:
     types = import_pyarrow().types
     column = plain(table.arrow[name])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -27,8 +27,15 @@ from rankgrad.data.tables.arrow import (
     plain,
     reads_as_number,
 )
+from rankgrad.data.tables.columns import choose_columns, listing, matches, warn_of_ids, warn_of_unused
 
-ROLES = {"label": "grades", "qid": "query ids", "weight": "weights"}
+ROLES = {
+    "label": "grades",
+    "qid": "query ids",
+    "weight": "weights",
+    "document": "document ids",
+    "document_weight": "document weights",
+}
 ROWS = 1 << 14  # rows turned into features at a time: a block of all columns stays in the cache
 
 logger = logging.getLogger(__name__)
@@ -40,7 +47,10 @@ def read_table(
     label: str = "label",
     qid: str = "qid",
     features: Sequence[str] | None = None,
+    ignore: Sequence[str] = (),
     weight: str | None = None,
+    document: str | None = None,
+    document_weight: str | None = None,
     missing: float = float("nan"),
     scattered: Literal["group", "refuse"] = "group",
     labelled: bool = True,
@@ -51,16 +61,22 @@ def read_table(
       pandas or polars DataFrame, or a list of these, read as one table.
     - `label`: the column of labels: finite numbers, not negative, never null.
     - `qid`: the column of query ids: integers or text, never null.
-    - `features`: the feature columns, in this order: numbers or booleans. None takes all columns but `label`, `qid` and
-      `weight` in the order of the first table, without those in which pandas stores a row index.
+    - `features`: the feature columns, in this order: numbers or booleans. A name that no column has may be a pattern such
+      as "bm25*" or "tf_[ab]". None takes all columns but the others named here, in the order of the first table, without
+      those in which pandas stores a row index.
+    - `ignore`: names and patterns of columns that are no features.
     - `weight`: a column with one number per query, the same in all its rows, never null. None: no weights.
+    - `document`: a column of document ids, integers or texts, never null, which becomes `document_ids`; it may be absent
+      where `labelled` is False. None: no ids.
+    - `document_weight`: a column with a weight for every document, never null. None: no such weights.
     - `missing`: what null and NaN features become: a number that float32 holds, or NaN.
     - `scattered`: where the rows of a query are not together, "group" moves them to the query's first row and "refuse"
       raises an error; `in_source_order` puts results back.
     - `labelled`: False sets all labels to 0, for documents that are only to be ranked; the column `label` may be
       missing or hold anything.
 
-    Infinite features are refused. A finite one beyond float32 becomes the largest float32: `provenance["clamped"]`
+    A column that is taken for a feature without being named is warned about if it looks like an id: an index without a name,
+    or whole numbers or texts that are different in every row. Infinite features are refused. A finite one beyond float32 becomes the largest float32: `provenance["clamped"]`
     counts these, `provenance["first_clamped"]` is the place of the first, and a warning is logged. Numbers of a CSV
     file, and integers of a column with nulls, are rounded to float64 first, so that a rare one differs in the last bit
     from the float32 nearest to it.
@@ -73,18 +89,27 @@ def read_table(
     """
     one_of("scattered", scattered, ("group", "refuse"))
     missing = as_missing(missing)
-    roles = {"label": label, "qid": qid} | ({} if weight is None else {"weight": weight})
-    _expect_names([*roles.values()], features)
+    named = {"label": label, "qid": qid, "weight": weight, "document": document, "document_weight": document_weight}
+    roles = {role: name for role, name in named.items() if name is not None}
+    _expect_names([*roles.values()], features, ignore)
     if not labelled:
         del roles["label"]
 
     def wanted(name: str) -> bool:
-        return name in roles.values() or (name in features if features is not None else name != label)
+        """Whether a column of a CSV file is read as numbers."""
+        if name in roles.values():
+            return name != document
+        return name != label and not matches(name, ignore) and (features is None or matches(name, features))
 
     tables = [open_table(one, number, qid, wanted) for number, one in enumerate(_as_list(source))]
     if not labelled:
         tables = [_without(table, label) for table in tables]
-    names = _feature_names(tables, roles, features)
+        if document is not None and not all(document in table.arrow.column_names for table in tables):
+            del roles["document"]
+            document = None
+    names = _feature_names(tables, roles, features, ignore)
+    warn_of_unused(tables, ignore)
+    warn_of_ids(tables, names, [*roles.values(), *(features or ())])
     total = sum(table.arrow.num_rows for table in tables)
     if total == 0:
         raise ValueError(f"{tables[0].name} has no rows; expected one row per document")
@@ -104,12 +129,18 @@ def read_table(
     if labelled:
         labels = np.concatenate([_amounts(table, label) for table in tables])
     order, offsets, query_ids = _group(tables, qid, scattered)
-    weights = None
+    weights = document_weights = document_ids = None
     if weight is not None:
         weights = np.concatenate([_amounts(table, weight) for table in tables])
+    if document_weight is not None:
+        document_weights = np.concatenate([_amounts(table, document_weight) for table in tables])
+    if document is not None:
+        document_ids = _document_ids(tables, document)
     if order is not None:
         matrix, labels = matrix[order], labels[order]
         weights = None if weights is None else weights[order]
+        document_weights = None if document_weights is None else document_weights[order]
+        document_ids = None if document_ids is None else document_ids[order]
     return RankingDataset(
         matrix,
         labels,
@@ -119,6 +150,8 @@ def read_table(
         None if weights is None else one_per_query(f"column {weight!r}", weights, offsets, query_ids),
         order,
         {"sources": [table.name for table in tables], "rows": total, **counts},
+        document_ids,
+        document_weights,
     )
 
 
@@ -134,37 +167,45 @@ def _as_list(source: Any) -> list[Any]:
     return sources
 
 
-def _expect_names(roles: list[str], features: Sequence[str] | None) -> None:
-    if isinstance(features, str):
-        raise ValueError(f"features is the text {features!r}; expected a list of column names")
-    for name in (*roles, *(features or ())):
+def _expect_names(roles: list[str], features: Sequence[str] | None, ignore: Sequence[str]) -> None:
+    for argument, given in (("features", features), ("ignore", ignore)):
+        if isinstance(given, str):
+            raise ValueError(f"{argument} is the text {given!r}; expected a list of column names")
+    for name in (*roles, *(features or ()), *ignore):
         if not isinstance(name, str):
             raise ValueError(f"a column is named {name!r}; expected names as text; write {str(name)!r}")
 
 
-def _feature_names(tables: list[Table], roles: Mapping[str, str], features: Sequence[str] | None) -> list[str]:
+def _feature_names(
+    tables: list[Table], roles: Mapping[str, str], features: Sequence[str] | None, ignore: Sequence[str]
+) -> list[str]:
     """The feature columns, after checking that every table has all the columns it needs."""
     columns, others = _named_columns(tables[0]), [*roles.values()]
-    names = [name for name in columns if name not in others] if features is None else list(features)
+    if features is None:
+        names = [name for name in columns if name not in others and not matches(name, ignore)]
+    else:
+        candidates = [name for name in tables[0].arrow.column_names if name not in others or name in features]
+        names = choose_columns(candidates, features, ignore, tables[0].name)
     if len(set(names + others)) < len(names + others):
         twice = next(name for name in names + others if (names + others).count(name) > 1)
-        raise ValueError(f"column {twice!r} is named twice among features, label, qid and weight; name it once")
+        raise ValueError(f"column {twice!r} is named twice among features, {', '.join(ROLES)}; name it once")
     for table in tables:
         own = table.arrow.column_names
         for name in others + names:
             if name not in own:
                 role = next((role for role in roles if roles[role] == name), None)
                 raise ValueError(
-                    f"{table.name} has no column {name!r}; {_hint(name, own, role)}its columns are {_listing(own)}"
+                    f"{table.name} has no column {name!r}; {_hint(name, own, role)}its columns are {listing(own)}"
                 )
-        extra = [] if features is not None else [name for name in _named_columns(table) if name not in columns]
+        new = [name for name in _named_columns(table) if name not in columns and not matches(name, ignore)]
+        extra = new if features is None else []
         if extra:
             raise ValueError(
                 f"{table.name} has a column {extra[0]!r} that {tables[0].name} has not; "
-                "expected the same columns in all tables; take it out, or choose with features= in Python"
+                "expected the same columns in all tables; take it out, or ignore it: ignore= in Python, --set data.ignore= in train"
             )
     if not names:
-        raise ValueError(f"{tables[0].name} has no feature columns beside {_listing(others)}; expected at least one")
+        raise ValueError(f"{tables[0].name} has no feature columns beside {listing(others)}; expected at least one")
     return names
 
 
@@ -267,17 +308,26 @@ def _group(tables: list[Table], qid: str, scattered: str) -> tuple[np.ndarray | 
     return order, offsets, query_ids
 
 
-def _query_ids(table: Table, name: str) -> Any:
-    """A column of query ids: int64 array, or Arrow texts."""
+def _document_ids(tables: list[Table], name: str) -> np.ndarray:
+    """Ids of documents: int64 if all are integers, else texts."""
+    parts = [_query_ids(table, name, "document") for table in tables]
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return np.concatenate(parts)
+    texts = [part.astype(np.str_) if isinstance(part, np.ndarray) else part.to_pylist() for part in parts]
+    return np.concatenate([np.array(part, dtype=np.str_) for part in texts])
+
+
+def _query_ids(table: Table, name: str, what: str = "query") -> Any:
+    """A column of ids of `what`: int64 array, or Arrow texts."""
     pyarrow = import_pyarrow()
     types, column = pyarrow.types, plain(table.arrow[name])
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy()))
-        raise ValueError(f"{at(table, row, name)} is missing; expected the id of the row's query")
+        raise ValueError(f"{at(table, row, name)} is missing; expected the id of the row's {what}")
     if is_text(column.type):
         empty = pyarrow.compute.equal(column, "").to_numpy()
         if empty.any():
-            raise ValueError(f"{at(table, int(np.argmax(empty)), name)} is an empty text; expected a query id")
+            raise ValueError(f"{at(table, int(np.argmax(empty)), name)} is an empty text; expected a {what} id")
         nul = pyarrow.compute.match_substring(column, "\0").to_numpy()
         if nul.any():
             raise ValueError(f"{at(table, int(np.argmax(nul)), name)} holds a NUL character; expected a printable id")
@@ -298,9 +348,3 @@ def _query_ids(table: Table, name: str) -> Any:
             )
         return values.astype(np.int64)
     raise ValueError(f"{table.name}, column {name!r} has type {column.type}; expected integers or text; convert it")
-
-
-def _listing(names: Iterable[str]) -> str:
-    names = list(names)
-    shown = ", ".join(map(repr, names[:12]))
-    return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")
