@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,21 @@ FORMAT = 1
 ENTRY = "rankgrad"  # of the file's metadata
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that after any crash either the old or the new content is there, whole."""
+def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a file, in one or in parts, so that after any crash either the old or the new content is there, whole."""
     temporary = path.with_name(f".{path.name}.writing")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, f"{error.strerror}; the file was left as it was", str(path)) from None
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     fsync_folder(path.parent)
 
 

@@ -217,3 +217,67 @@ def test_report_tells_a_machine_what_evaluate_and_compare_would(run, trained, da
     assert told["runs"]["second"]["ndcg@10"].keys() == judged["metrics"]["ndcg@10"].keys()
     assert against.pop("p_corrected") == compared["p_value"]  # the only one
     assert against.items() <= compared.items()
+
+
+def test_rank_writes_the_ids_of_documents(run, trained, tmp_path):
+    rows = list(lists(1, 3))
+    names = [f"d{n % 5}" for n in range(len(rows))]
+    lines = letor(rows).splitlines()
+    (tmp_path / "named.txt").write_text("".join(f"{a} #docid = {b} inc = 1\n" for a, b in zip(lines, names)))
+    (tmp_path / "plain.txt").write_text(letor(rows))
+    plain = run("rank", trained / "first", tmp_path / "plain.txt", "--format", "trec")[1].splitlines()
+    named = run("rank", trained / "first", tmp_path / "named.txt", "--format", "trec")[1].splitlines()
+    for row, own in zip(plain, named, strict=True):
+        document = row.split()[2]
+        assert own.split() == [*row.split()[:2], names[int(document) - 1], *row.split()[3:]]
+    out = run("rank", trained / "first", tmp_path / "named.txt", "--format", "csv")[1]
+    table = [line.split(",") for line in out.splitlines()]
+    assert table[0] == ["qid", "document", "rank", "score", "row"]
+    expected = [[a.split()[0], b.split()[2], a.split()[3], a.split()[4], a.split()[2]] for a, b in zip(plain, named)]
+    assert table[1:] == expected
+
+
+def test_rank_writes_the_ids_of_a_column(run, data, tmp_path):
+    header, *lines = csv(lists(1, 24)).splitlines()
+    new = [f'{line},"doc {n}, ""é"""' for n, line in enumerate(lines)]
+    for name, content in (("train", [f"{header},url", *new]), ("without", [header, *lines])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(content) + "\n")
+    train = "train", tmp_path / "train.csv", "--epochs", 1, "--model", "linear", "--quiet"
+    assert run(*train, "--set", "data.document=url", "--out", tmp_path / "known")[0] == 0
+    assert run(*train, "--set", 'data.ignore=["u*"]', "--out", tmp_path / "unknown")[0] == 0
+    ranked = run("rank", tmp_path / "known", tmp_path / "train.csv", "--format", "csv")
+    assert ranked[0] == 0
+    assert '"doc 0, ""é"""' in ranked[1]
+    rank_unknown = "rank", tmp_path / "unknown", tmp_path / "train.csv", "--format", "csv"
+    assert run(*rank_unknown, "--document", "url")[1] == ranked[1]  # the same model by the same columns
+    assert run(*rank_unknown)[1] != ranked[1]
+    assert run("rank", tmp_path / "known", tmp_path / "without.csv", "--format", "csv")[0] == 0
+    code, _, err = run("rank", tmp_path / "known", tmp_path / "without.csv", "--document", "link")
+    assert code == 2 and "'link'" in err and "without.csv" in err
+    code, out, err = run("rank", tmp_path / "known", tmp_path / "train.csv", "--format", "trec")
+    assert (code, out) == (2, "") and "doc 0" in err and "--format csv" in err
+    assert run("evaluate", tmp_path / "known", tmp_path / "without.csv")[0] == 0
+
+
+def test_what_rank_wrote_can_be_evaluated(run, trained, data, tmp_path):
+    text = (data / "letor" / "test.txt").read_text().splitlines()
+    (tmp_path / "named.txt").write_text("".join(f"{line} #docid = d{n}\n" for n, line in enumerate(text)))
+    found = []
+    for number, form in enumerate(("scores", "trec", "csv")):
+        file = tmp_path / f"ranking-{number}.{'csv' if form == 'csv' else 'txt'}"
+        assert run("rank", trained / "first", tmp_path / "named.txt", "--format", form, "--out", file)[0] == 0
+        out = run("evaluate", "--scores", file, tmp_path / "named.txt", "--out", tmp_path / f"kept-{number}")
+        assert out[0] == 0, out
+        found.append(out[1].split("\nwritten")[0])
+    assert found[0].splitlines()[:5] == found[1].splitlines()[:5] == found[2].splitlines()[:5]
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_column_that_looks_like_an_id_is_warned_about(run, tmp_path):
+    header, *lines = csv(lists(1, 24)).splitlines()
+    content = "\n".join([f"{header},docid", *(f"{line},{n}" for n, line in enumerate(lines))])
+    (tmp_path / "train.csv").write_text(content + "\n")
+    train = "train", tmp_path / "train.csv", "--epochs", 1, "--model", "linear", "--quiet"
+    code, _, err = run(*train, "--out", tmp_path / "with")
+    assert code == 0 and "warning" in err and "'docid'" in err and "data.ignore" in err
+    assert run(*train, "--set", 'data.ignore=["docid"]', "--out", tmp_path / "without") == (0, "", "")

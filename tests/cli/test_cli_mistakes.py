@@ -67,7 +67,7 @@ MISTAKES = [
     ("evaluate {runs}/first {data}/wide.txt", "wide.txt:1", "3 features"),
     ("evaluate {runs}/first {data}/letor --split dev", "no split 'dev'", "train, vali, test"),
     ("evaluate {runs}/first {data}/letor --metric auc", "'auc' is not a metric"),
-    ("rank {runs}/first {data}/letor --format csv", "no format 'csv'", "scores, trec"),
+    ("rank {runs}/first {data}/letor --format json", "no format 'json'", "scores, trec, csv"),
     ("rank {runs}/first {data}/letor --out {data}/one.csv", "one.csv exists already", "--overwrite"),
     ("rank {runs}/first {data}/letor --out absent/file", "absent is not a folder", "make it first"),
     ("prepare", "'FOLDER'"),

@@ -48,9 +48,9 @@ def evaluate(
     Several runs count as one ranker: the mean of their scores, standardised within each list.
 
     With --scores FILE, the scores of another program are measured and kept in FOLDER, which `compare` and `report` take beside
-    runs. FILE holds a number per row of DATA; or a TREC run, QUERY Q0 DOCUMENT RANK SCORE TAG, where DOCUMENT is the row
-    counted from 1; or a Parquet or CSV table with the column score and, where it is in another order than DATA, qid and
-    document.
+    runs. FILE holds a number per row of DATA; or a TREC run, QUERY Q0 DOCUMENT RANK SCORE TAG, where DOCUMENT is the
+    document's id, or its row counted from 1; or a Parquet or CSV table with the column score and, where it is in another
+    order than DATA, qid and document.
     """
     from rankgrad.cli.render import describe_evaluation
     from rankgrad.runs.compare import evaluate_runs, evaluate_scores

@@ -1,7 +1,10 @@
 """What commands print about runs: reports, evaluations, comparisons, rankings. Text without escape codes, 80 columns at most."""
 
+import csv
+import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,28 +83,60 @@ def describe_comparison(found: Mapping[str, Any]) -> str:
     )
 
 
-def as_scores(lists: RankingDataset, scores: np.ndarray, tag: str) -> list[str]:  # noqa: ARG001 (as every format)
+def as_scores(lists: RankingDataset, scores: np.ndarray, tag: str) -> Iterator[str]:  # noqa: ARG001 (as every format)
     """A score per line in the order of the input's rows; nine digits hold a float32 exactly."""
-    return [f"{score:.9g}\n" for score in lists.in_source_order(scores).tolist()]
+    ordered = lists.in_source_order(scores)
+    for first in range(0, len(ordered), LINES):
+        yield "".join(f"{score:.9g}\n" for score in ordered[first : first + LINES].tolist())
 
 
-def as_trec(lists: RankingDataset, scores: np.ndarray, tag: str) -> list[str]:
-    """A TREC run: `QUERY Q0 DOCUMENT RANK SCORE TAG`, the document being its row in the input, counted from 1."""
-    rows = np.arange(len(scores)) if lists.rows is None else lists.rows
+def as_trec(lists: RankingDataset, scores: np.ndarray, tag: str) -> Iterator[str]:
+    """A TREC run: `QUERY Q0 DOCUMENT RANK SCORE TAG`, the document being its id or its row in the input, counted from 1."""
+    _expect_words("query", lists.query_ids)
+    if lists.document_ids is not None:
+        _expect_words("document", lists.document_ids)
     tag = "_".join(tag.split()) or "rankgrad"
-    lines = []
-    for query, start, stop in zip(lists.query_ids.tolist(), lists.offsets[:-1].tolist(), lists.offsets[1:].tolist()):
-        if len(str(query).split()) != 1:
-            raise ValueError(
-                f"the query id {query!r} cannot be written to a TREC run file; expected text without spaces; use --format scores"
-            )
+    for query, names, values, _ in _ranked(lists, scores):
+        lines = enumerate(zip(names, values), 1)
+        yield "".join(f"{query} Q0 {name} {place} {score:.9g} {tag}\n" for place, (name, score) in lines)
+
+
+def as_csv(lists: RankingDataset, scores: np.ndarray, tag: str) -> Iterator[str]:  # noqa: ARG001 (as every format)
+    """A table of the ranked documents with their ids, and the row of the input each was in, counted from 1."""
+    yield "qid,document,rank,score,row\n"
+    for query, names, values, rows in _ranked(lists, scores):
+        text = io.StringIO()
+        lines = zip(names, range(1, len(names) + 1), values, rows)
+        csv.writer(text, lineterminator="\n").writerows(
+            (query, name, place, f"{score:.9g}", row) for name, place, score, row in lines
+        )
+        yield text.getvalue()
+
+
+def _ranked(lists: RankingDataset, scores: np.ndarray) -> Iterator[tuple[Any, list[Any], list[float], list[int]]]:
+    """For each query its id, and of its documents, best first, names, scores and rows of the input counted from 1."""
+    names, rows = lists.document_names(), np.arange(len(scores)) if lists.rows is None else lists.rows
+    for number, (start, stop) in enumerate(pairwise(lists.offsets.tolist())):
         best_first = start + np.argsort(-scores[start:stop], kind="stable")
-        ranked = zip(rows[best_first].tolist(), scores[best_first].tolist())
-        lines += [f"{query} Q0 {row + 1} {place} {score:.9g} {tag}\n" for place, (row, score) in enumerate(ranked, 1)]
-    return lines
+        found = names[best_first].tolist(), scores[best_first].tolist(), (rows[best_first] + 1).tolist()
+        yield lists.query_ids[number].item(), *found
 
 
-FORMATS = {"scores": as_scores, "trec": as_trec}
+def _expect_words(what: str, ids: np.ndarray) -> None:
+    """Refuse ids that would not be one word of a line."""
+    if ids.dtype.kind != "U":
+        return
+    for first in range(0, len(ids), LINES):
+        for name in ids[first : first + LINES].tolist():
+            if len(name.split()) != 1 or name != name.strip():
+                raise ValueError(
+                    f"the {what} id {name!r} cannot be written to a TREC run file; expected text without spaces; "
+                    "use --format csv or --format scores"
+                )
+
+
+LINES = 4096  # written at once
+FORMATS = {"scores": as_scores, "trec": as_trec, "csv": as_csv}
 
 
 def _count_queries(number: int) -> str:

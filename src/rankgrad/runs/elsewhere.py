@@ -3,6 +3,7 @@
 A file is a number per row, a TREC run, or a table (Parquet, CSV, Arrow) with a column `score`.
 """
 
+import dataclasses
 import math
 import os
 import time
@@ -32,7 +33,7 @@ def read_scores(file: Path, data: RankingDataset, *, qid: str = "qid") -> np.nda
 
     - `file`: a number per row of the source, in its order; a TREC run, whose rank column is not looked at; or a table with the
       column `score`, which is in the order of the source, or has the columns `qid` and `document` too.
-    - `data`: the lists. A DOCUMENT is its row in the source, counted from 1.
+    - `data`: the lists. A DOCUMENT is its id where documents have any, or its row in the source, counted from 1.
     - `qid`: the table's column of query ids.
     """
     if not file.is_file():
@@ -209,8 +210,10 @@ def _by_name(
 ) -> np.ndarray:
     """The score of each document, from the names of the query and document that each score is of."""
     own_queries = np.repeat(data.query_ids, data.lengths).tolist()
-    rows = (np.arange(len(data.labels)) if data.rows is None else data.rows) + 1
-    names = [(str(query), str(row)) for query, row in zip(own_queries, rows.tolist())]
+    names = [(str(query), str(name)) for query, name in zip(own_queries, data.document_names().tolist())]
+    if data.document_ids is not None and documents and (queries[0], documents[0]) not in set(names):
+        rows = dataclasses.replace(data, document_ids=None).document_names()
+        names = [(str(query), str(row)) for query, row in zip(own_queries, rows.tolist())]
     places = {name: at for at, name in enumerate(names)}
     found, seen = np.empty(len(names)), np.full(len(names), -1)
     for at, (query, document) in enumerate(zip(queries, documents)):

@@ -416,8 +416,13 @@ class ScoringRun(Protocol):
     def names(self) -> tuple[str, ...] | None:
         """What they are called."""
 
-    def read(self, source: str, *, split: str = "test", labelled: bool = True) -> RankingDataset:
-        """Lists of the width this model expects, as they are in the source; `labelled`: as in `read_lists`."""
+    def read(
+        self, source: str, *, split: str = "test", labelled: bool = True, document: str | None = None
+    ) -> RankingDataset:
+        """Lists of the width this model expects, as they are in the source.
+
+        `labelled` as in `read_lists`; `document` is a table's column of ids, None: that of the configuration.
+        """
 
     def score(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""
@@ -426,20 +431,28 @@ class ScoringRun(Protocol):
         """Per-query metrics, [Q], NaN at empty queries."""
 
 
-def read_for(run: ScoringRun, source: str, *, split: str, labelled: bool) -> RankingDataset:
+def read_for(
+    run: ScoringRun, source: str, *, split: str, labelled: bool, document: str | None = None
+) -> RankingDataset:
     """`ScoringRun.read` of any run."""
     if files.is_run(source):
         raise ValueError(f"{source} is a run; expected DATA, the lists it is to rank, after the runs; name them last")
     data = run.config.data
-    return read_lists(
+    columns = columns_of(data)._replace(weight=None, document_weight=None)  # weights are for learning
+    if labelled or document is not None:  # ids are for rankings
+        columns = columns._replace(document=document)
+    lists = read_lists(
         source,
         split=split,
         fold=data.fold,
         features=run.features,
         names=run.names,
         labelled=labelled,
-        columns=columns_of(data)._replace(weight=None),  # weights are for learning
+        columns=columns,
     )
+    if document is not None and lists.document_ids is None:
+        raise ValueError(f"{source} has no column {document!r} of document ids; expected one; name another, or none")
+    return lists
 
 
 @dataclass(frozen=True)
@@ -472,9 +485,11 @@ class Run:
         """What they are called."""
         return self.ranker.names
 
-    def read(self, source: str, *, split: str = "test", labelled: bool = True) -> RankingDataset:
-        """Lists of the width this model expects, as they are in the source; `labelled`: as in `read_lists`."""
-        return read_for(self, source, split=split, labelled=labelled)
+    def read(
+        self, source: str, *, split: str = "test", labelled: bool = True, document: str | None = None
+    ) -> RankingDataset:
+        """Lists of the width this model expects, as they are in the source; see `ScoringRun`."""
+        return read_for(self, source, split=split, labelled=labelled, document=document)
 
     def score(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""

@@ -359,9 +359,11 @@ class TreeRun:
         score = averaged([model.score for model in models])
         return cls(folder, _config_of(folder, facts), models[0].features, tuple(names) if names else None, score)
 
-    def read(self, source: str, *, split: str = "test", labelled: bool = True) -> RankingDataset:
-        """Lists of the width these trees expect, as they are in the source; `labelled`: as in `read_lists`."""
-        return read_for(self, source, split=split, labelled=labelled)
+    def read(
+        self, source: str, *, split: str = "test", labelled: bool = True, document: str | None = None
+    ) -> RankingDataset:
+        """Lists of the width these trees expect, as they are in the source; see `ScoringRun`."""
+        return read_for(self, source, split=split, labelled=labelled, document=document)
 
     def score(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""
