@@ -748,3 +748,132 @@ def test_standardised_scores_are_those_that_runs_are_averaged_by():
         expected = mean_of_standardised([scores[member][mask].numpy()], offsets)
         assert found[member][mask].tolist() == pytest.approx(expected.tolist(), abs=1e-9)
     assert not found[:, ~mask].any()
+
+
+# --- categories -------------------------------------------------------------------------------------------------------
+
+CODES = {1: 5, 3: 4, 4: 40}  # by column how many codes: 3, 2 and 38 levels; the second and third of other widths
+WITH_CATEGORIES = {
+    "transformer": lambda **o: Transformer(6, width=8, feedforward=8, layers=1, categories=CODES, **o),
+    "mlp": lambda **o: MLP(6, hidden=(8,), categories=CODES, **o),
+    "linear": lambda **o: Linear(6, categories=CODES, **o),
+    "shared mlp": lambda **o: SharedMLP(6, members=3, hidden=(8,), categories=CODES, **o),
+    "shared transformer": lambda **o: SharedTransformer(
+        6, members=3, width=8, feedforward=8, layers=1, categories=CODES, **o
+    ),
+    "members": lambda **o: Members(6, ids=[4, 9], hidden=(8,), categories=CODES, **o),
+    "linear members": lambda **o: Members(6, ids=[4, 9], hidden=(), categories=CODES, **o),
+}
+
+
+def documents_with_categories(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(3, 4, 6, generator=generator)
+    for column, count in CODES.items():
+        features[..., column] = torch.randint(count, (3, 4), generator=generator).float()
+    mask = torch.tensor([[True] * 4, [True, False, True, True], [True, False, False, False]])
+    return features, mask
+
+
+@pytest.mark.parametrize("inputs", ["features", "list"])
+@pytest.mark.parametrize("name", WITH_CATEGORIES)
+def test_categories_have_vectors_and_lists_stay_alone(name, inputs):
+    torch.manual_seed(0)
+    model = WITH_CATEGORIES[name](inputs=inputs).eval()
+    features, mask = documents_with_categories()
+    scores = model(features, mask)
+    # another code of the same column is another vector; only documents of that list may notice
+    for column, count in CODES.items():
+        other = features.clone()
+        other[0, 2, column] = (other[0, 2, column] + 1) % count
+        moved = model(other, mask)
+        assert not torch.allclose(moved[..., 0, 2], scores[..., 0, 2])
+        torch.testing.assert_close(moved[..., 1:, :], scores[..., 1:, :])
+    poisoned = features.masked_fill(~mask[..., None], math.nan)
+    torch.testing.assert_close(model(poisoned, mask), scores)
+    lengths = mask.sum(1)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).int()])
+    packed = model.packed(features[mask], PackedLayout(offsets, 4))
+    torch.testing.assert_close(packed, scores[..., mask], rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_of_documents_are_told_from_their_categories():
+    """A linear model is its weights times numbers and vectors, in the order of columns, then of tables by width."""
+    torch.manual_seed(1)
+    model = Linear(6, categories=CODES).eval()
+    features, _ = documents_with_categories()
+    document = model.document
+    assert document.shapes == [(5 + 0, 3), (4, 2), (40, 7)] and document.width == 3 + 3 + 2 + 7
+    parts = [features[..., [0, 2, 5]]]
+    parts += [
+        model.state_dict()[f"document.tables.{n}"][features[..., column].long()] for n, column in enumerate((1, 3, 4))
+    ]
+    expected = torch.cat(parts, -1) @ model.output.weight[0] + model.output.bias
+    torch.testing.assert_close(model(features), expected)
+
+
+def test_members_have_vectors_of_their_own():
+    features, mask = documents_with_categories()
+    both = WITH_CATEGORIES["members"]().eval()
+    one = Members(6, ids=[9], hidden=(8,), categories=CODES).eval()
+    torch.testing.assert_close(both(features, mask)[1], one(features, mask)[0])
+    assert torch.equal(both.select([1]).weights, one.weights)
+    plain = MLP(6, hidden=(8,), categories=CODES).eval()
+    parts = list(one.weights[0].split(one.sizes))
+    weights = [parts[0].view(-1, 8).T, parts[1], parts[2].view(1, -1), parts[3]]
+    tables = [part.view(shape) for part, shape in zip(parts[4:], one.document.shapes)]
+    names = ("layers.0.weight", "layers.0.bias", "output.weight", "output.bias")
+    state = dict(zip(names, weights)) | {f"document.tables.{n}": table for n, table in enumerate(tables)}
+    plain.load_state_dict(state)
+    torch.testing.assert_close(plain(features, mask), one(features, mask)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", WITH_CATEGORIES)
+def test_unknown_categories_learn_because_some_are_forgotten(name):
+    torch.manual_seed(2)
+    model = WITH_CATEGORIES[name]().train()
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(20, 50, 6, generator=generator)
+    for column in CODES:
+        features[..., column] = 0.0  # no value is unknown
+    if isinstance(model, Members):
+        model.seeds = torch.randint(2**31 - 1, (2, len(model.shapes), 2), dtype=torch.int32, generator=generator)
+    model(features, None).square().sum().backward()
+    if isinstance(model, Members):
+        gradients = model.weights.grad.split(model.sizes, 1)[2 * len(model.shapes) :]
+        tables = [g.view(2, *shape) for g, shape in zip(gradients, model.document.shapes)]
+    else:
+        tables = [table.grad[None] for table in model.document.tables]
+    for table, count in zip(tables, CODES.values()):
+        learned = table.abs().sum(-1) > 0  # [K, codes]
+        assert learned[:, 0].all() and learned[:, count - 2].all() and learned.sum() == 2 * len(table)
+    model.eval()
+    assert torch.equal(model(features), model(features))  # nothing is forgotten in evaluation
+
+
+def test_codes_are_exact_in_half_precision():
+    model = MLP(2, hidden=(4,), categories={1: 1000}).eval()
+    features = torch.tensor([[[0.5, 513.0], [0.5, 514.0]]])  # one number in bfloat16
+    half = model.to(torch.bfloat16)
+    scores = half(features)
+    assert scores.dtype == torch.bfloat16 and scores[0, 0] != scores[0, 1]
+
+
+def test_noise_spares_the_vectors_of_categories():
+    torch.manual_seed(0)
+    model = Linear(2, categories={1: 4}, input_noise=5.0).train()
+    features = torch.tensor([[[1.0, 0.0]] * 500])
+    with torch.no_grad():
+        model.output.weight[0, 0] = 0.0  # of the number
+    assert len(model(features).detach().unique()) <= 2  # the vector of the level, or of a forgotten one
+
+
+@pytest.mark.parametrize("wrong", [{6: 3}, {-1: 3}, {0: 1}, {0: 2.5}])
+def test_categories_are_columns_with_codes(wrong):
+    with pytest.raises(ValueError, match="categor"):
+        MLP(6, categories=wrong)
+
+
+def test_a_document_may_be_categories_alone():
+    model = MLP(1, hidden=(4,), inputs="list", categories={0: 5}).eval()
+    assert model(torch.tensor([[[0.0], [3.0]]])).shape == (1, 2)

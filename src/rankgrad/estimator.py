@@ -22,13 +22,14 @@ from torch import Tensor
 
 try:
     from sklearn.base import BaseEstimator
-    from sklearn.utils import check_random_state
+    from sklearn.utils import check_array, check_random_state, check_X_y
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError("NeuralRanker needs scikit-learn 1.6 or newer; pip install 'rankgrad[sklearn]'") from error
 
 from rankgrad.checks import one_of, whole
 from rankgrad.data.batches import batches
+from rankgrad.data.categories import Levels, split_frame, with_codes
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.grouping import as_float32, as_query_ids, group_arrays
 from rankgrad.data.scaling import fit_scaling
@@ -70,6 +71,8 @@ class NeuralRanker(BaseEstimator):
       and `input_noise` (deviation of what is added to scaled features in training); `inputs`: "features", or "list" for where
       each feature stands within its list beside it; `tanh` on the scores, None: where the loss asks for it (neural_...).
     - `scaling` of the features, fitted on the training queries: auto, web30k, symlog, standard, quantile, quantile_auto, none.
+    - `categorical`: columns of categories by name, pattern ("brand_*") or place, beside those of a frame whose type says so
+      (category, texts, truth values); each level has a vector that is learned.
     - `list_size`: documents of a longer list are subsampled in training; predictions see whole lists.
     - `epochs`, `batch_size` (lists), `optimiser` (adam, adamw), `lr`, `weight_decay`, `clip` (largest gradient norm),
       `schedule` (constant; step: times `gamma` after the epochs `milestones`; cosine; plateau: times `gamma` after
@@ -121,6 +124,7 @@ class NeuralRanker(BaseEstimator):
         input_noise: float | None = None,
         tanh: bool | None = None,
         scaling: str | None = None,
+        categorical: Sequence[str | int] | None = None,
         list_size: int | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
@@ -159,6 +163,7 @@ class NeuralRanker(BaseEstimator):
         self.input_noise = input_noise
         self.tanh = tanh
         self.scaling = scaling
+        self.categorical = categorical
         self.list_size = list_size
         self.epochs = epochs
         self.batch_size = batch_size
@@ -201,16 +206,16 @@ class NeuralRanker(BaseEstimator):
                 "fit needs qid, the query id of every row, because documents are ranked within their query; "
                 "pass fit(X, y, qid=...), or np.repeat(np.arange(len(group)), group) where you have group sizes"
             )
-        rows, labels = _documents(self, X, y, reset=True)
-        data = group_arrays(rows, labels, as_query_ids(qid, len(rows)), sample_weight)
+        rows, labels, levels = _documents(self, X, y, reset=True)
+        data = group_arrays(rows, labels, as_query_ids(qid, len(rows)), sample_weight, categories=levels)
         expect_grades(data, [config.train.metric])
         if takes_gain(config, loss):
             expect_gains(data, f"the loss {config.loss.title}", ", or choose a loss without gains, such as listnet")
         given = _eval_parts(eval_set, eval_qid)
         held_out = None
         if given is not None:
-            rows, labels = _documents(self, *given[:2])
-            held_out = group_arrays(rows, labels, as_query_ids(given[2], len(rows), "eval_qid"))
+            rows, labels, levels = _documents(self, *given[:2], places=[*levels])
+            held_out = group_arrays(rows, labels, as_query_ids(given[2], len(rows), "eval_qid"), categories=levels)
             expect_grades(held_out, [config.train.metric])
         elif config.train.patience is not None and (config.members.count == 1 or config.members.share):
             if len(data) < 2:
@@ -280,7 +285,7 @@ class NeuralRanker(BaseEstimator):
         A transformer scores a document beside the others of its list and needs qid; the other models do without.
         """
         check_is_fitted(self, "ranker_")
-        rows = as_float32(validate_data(self, X, reset=False, **NUMBERS), self._names())
+        rows, _, levels = _documents(self, X, places=[*self.scaling_.levels])
         if qid is not None:
             ids = as_query_ids(qid, len(rows))
         elif not self._scores_alone():
@@ -290,7 +295,7 @@ class NeuralRanker(BaseEstimator):
             )
         else:
             ids = np.arange(len(rows)) // ROWS
-        data = group_arrays(rows, np.zeros(len(rows)), ids)
+        data = group_arrays(rows, np.zeros(len(rows)), ids, categories=levels)
         return data.in_source_order(self._scores(data))
 
     def score(self, X: Any, y: Any, *, qid: Any = None) -> float:
@@ -299,8 +304,8 @@ class NeuralRanker(BaseEstimator):
         metric = parse_metric(self.metric)
         if qid is None:
             raise ValueError("score needs qid, the query id of every row; pass score(X, y, qid=...)")
-        rows, labels = _documents(self, X, y)
-        data = group_arrays(rows, labels, as_query_ids(qid, len(rows)))
+        rows, labels, levels = _documents(self, X, y, places=[*self.scaling_.levels])
+        data = group_arrays(rows, labels, as_query_ids(qid, len(rows)), categories=levels)
         return mean(measure(self._scores(data), data, [metric.name])[metric.name], metric.empty)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -389,6 +394,7 @@ class NeuralRanker(BaseEstimator):
     def _config(self) -> Config:
         """The recipe with the parameters that were given, as a run's configuration, which says what they may be."""
         values = {name: _plain(value) for name, value in self.get_params(deep=False).items() if value is not None}
+        values["categorical"] = tuple(map(str, self.categorical or ()))
         config = RECIPES[self._recipe()]()
         of_a_member = (
             ("lr", "dropout", "weight_decay") if config.members.count != 1 or values.get("members", 1) != 1 else ()
@@ -540,15 +546,34 @@ def _plain(value: Any) -> Any:
 # --- what fit is given ------------------------------------------------------------------------------------------------
 
 
-def _documents(ranker: NeuralRanker, X: Any, y: Any, *, reset: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """X [N, F] float32 and y [N] after scikit-learn's checks; `reset` notes the number and names of the features."""
-    X, y = validate_data(ranker, X, y, y_numeric=True, reset=reset, **NUMBERS)
+def _documents(
+    ranker: NeuralRanker, X: Any, y: Any = None, *, reset: bool = False, places: Sequence[int] | None = None
+) -> tuple[np.ndarray, np.ndarray, Levels]:
+    """X [N, F] float32, y [N] after scikit-learn's checks, and the levels of X's categories.
+
+    `reset` notes the number and names of the features; `places` are the columns of categories, where they are known; y may be None.
+    """
+    rest, found = split_frame(X, ranker.categorical, places)
+    if found:
+        validate_data(ranker, X, reset=reset, skip_check_array=True)
+        numbers = np.empty((len(X), 0))
+        if rest.shape[1]:
+            numbers = check_array(rest, ensure_min_samples=0, **NUMBERS)
+        X = with_codes(numbers, found)
+        X, y = (check_array(X, **NUMBERS), y) if y is None else check_X_y(X, y, y_numeric=True, **NUMBERS)
+    elif y is None:
+        X = validate_data(ranker, X, reset=reset, **NUMBERS)
+    else:
+        X, y = validate_data(ranker, X, y, y_numeric=True, reset=reset, **NUMBERS)
+    X, levels = as_float32(X, ranker._names()), {place: texts for place, (_, texts) in found.items()}
+    if y is None:
+        return X, np.zeros(len(X)), levels
     if y.dtype.kind not in "fiub":
         raise ValueError(f"y is of type {y.dtype}; expected grades of relevance; map your labels to 0, 1, ...")
     if y.min() < 0:
         row = int(np.argmax(y < 0))
         raise ValueError(f"y[{row}] is {y[row]}; expected grades of relevance, 0 or above; shift or map your labels")
-    return as_float32(X, ranker._names()), y
+    return X, y, levels
 
 
 def _eval_parts(eval_set: Any, eval_qid: Any) -> tuple[Any, Any, Any] | None:

@@ -8,15 +8,19 @@ the initial weights draw from torch's global generator. Features are converted t
 autocast only the products inside are rounded: sums along the layers and the scores stay in the dtype of the weights,
 because in bfloat16 many scores would be equal.
 
+`categories` names the columns that hold codes of categories, as `rankgrad.data.Scaling` gives them, and how many codes there are:
+levels, then one for unknown values and one for missing ones. Each code has a vector, which is learned; the vectors follow the other
+inputs. In training a few values are forgotten at random, which teaches the vector of unknown ones.
+
 `model.packed(features [T, F], lists)` scores the same lists one after the other, without padding, which halves the documents
 of a typical training step. It agrees with the call above to rounding; dropout and noise are drawn anew.
 """
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -28,6 +32,13 @@ from rankgrad.data.order import hash_of
 from rankgrad.kernels import encoder_operators, list_attention_kernel
 
 INPUTS = {"features": 1, "list": 2}  # columns per feature
+WIDEST_EMBEDDING, VECTOR_DEVIATION = 16, 0.1  # of the vectors of categories, the latter at their start
+FORGOTTEN = (
+    5 / 256
+)  # share of the categories that are unknown in a step of training, so that this has a vector that learned
+
+Categories = Mapping[int, int]  # by column: how many codes there are, the last two for unknown and missing ones
+NO_CATEGORIES: Categories = {}
 
 
 class PackedLayout(NamedTuple):
@@ -64,16 +75,18 @@ class Transformer(nn.Module):
         units: int = 1,
         tanh: bool = False,
         inputs: str = "features",
+        categories: Categories = NO_CATEGORIES,
     ) -> None:
         super().__init__()
         width, heads, dropout = whole("width", width, 1), whole("heads", heads, 1), probability("dropout", dropout)
         feedforward = whole("feedforward", feedforward, 1)
         if width % heads:
             raise ValueError(f"width must be divisible by heads, got width {width} and {heads} heads")
-        self.features = whole("features", features, 1)
+        self.features, self.inputs = whole("features", features, 1), one_of("inputs", inputs, INPUTS)
         self.head = width // heads  # dimensions of one
-        self.noise, self.inputs = _Noise(input_noise), one_of("inputs", inputs, INPUTS)
-        self.input = nn.Linear(INPUTS[inputs] * self.features, width)
+        self.document = _Document(self.features, inputs, categories)
+        self.noise = _Noise(input_noise, self.document.embedding)
+        self.input = nn.Linear(self.document.width, width)
         self.blocks = nn.ModuleList(
             _Block(width, heads, feedforward, dropout) for _ in range(whole("layers", layers, 1))
         )
@@ -84,15 +97,14 @@ class Transformer(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores [B, L], or [B, L, units]."""
-        features = _inputs(_clean(features, mask, self.features, self.input.weight.dtype), mask, self.inputs)
+        features = self.document(features, mask, self.input.weight.dtype)
         # A list without a document attends to its padding: a softmax over nothing is NaN on some of torch's paths.
         keys = None if mask is None else (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]  # [B, 1, 1, L]
         return _score(self._encode(features, keys), mask, self.output, self.tanh)
 
     def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
         """Scores [T], or [T, units], of packed lists: features [T, F]. Kernels read the layers' weights: no hook is called."""
-        features = _clean(features[None], None, self.features, self.input.weight.dtype)[0]
-        features = _packed_inputs(features, lists.offsets, self.inputs)
+        features = self.document.packed(features, lists.offsets, self.input.weight.dtype)
         return _score(self._encode(features, lists), None, self.output, self.tanh)
 
     def _encode(self, features: Tensor, seen: Tensor | PackedLayout | None) -> Tensor:
@@ -136,13 +148,15 @@ class MLP(nn.Module):
         units: int = 1,
         tanh: bool = False,
         inputs: str = "features",
+        categories: Categories = NO_CATEGORIES,
     ) -> None:
         super().__init__()
         if not isinstance(hidden, Sequence):
             raise ValueError(f"hidden must be a sequence of layer sizes such as (256, 128, 64), got {hidden!r}")
-        self.features = whole("features", features, 1)
-        self.noise, self.inputs = _Noise(input_noise), one_of("inputs", inputs, INPUTS)
-        sizes = [INPUTS[inputs] * self.features, *(whole("every size in hidden", size, 1) for size in hidden)]
+        self.features, self.inputs = whole("features", features, 1), one_of("inputs", inputs, INPUTS)
+        self.document = _Document(self.features, inputs, categories)
+        self.noise = _Noise(input_noise, self.document.embedding)
+        sizes = [self.document.width, *(whole("every size in hidden", size, 1) for size in hidden)]
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
         self.dropout = nn.Dropout(probability("dropout", dropout))
         self.output = nn.Linear(sizes[-1], whole("units", units, 1))
@@ -151,13 +165,11 @@ class MLP(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores [B, L], or [B, L, units]."""
-        features = _clean(features, mask, self.features, self.output.weight.dtype)
-        return self._scored(_inputs(features, mask, self.inputs), mask)
+        return self._scored(self.document(features, mask, self.output.weight.dtype), mask)
 
     def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
         """Scores [T], or [T, units], of packed lists: features [T, F]."""
-        features = _clean(features[None], None, self.features, self.output.weight.dtype)[0]
-        return self._scored(_packed_inputs(features, lists.offsets, self.inputs), None)
+        return self._scored(self.document.packed(features, lists.offsets, self.output.weight.dtype), None)
 
     def _scored(self, features: Tensor, mask: Tensor | None) -> Tensor:
         hidden = self.noise(features)
@@ -181,23 +193,24 @@ class Linear(nn.Module):
         units: int = 1,
         tanh: bool = False,
         inputs: str = "features",
+        categories: Categories = NO_CATEGORIES,
     ) -> None:
         super().__init__()
-        self.features = whole("features", features, 1)
-        self.noise, self.inputs = _Noise(input_noise), one_of("inputs", inputs, INPUTS)
-        self.output = nn.Linear(INPUTS[inputs] * self.features, whole("units", units, 1))
+        self.features, self.inputs = whole("features", features, 1), one_of("inputs", inputs, INPUTS)
+        self.document = _Document(self.features, inputs, categories)
+        self.noise = _Noise(input_noise, self.document.embedding)
+        self.output = nn.Linear(self.document.width, whole("units", units, 1))
         self.tanh = tanh
         _glorot(self)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores [B, L], or [B, L, units]."""
-        features = _inputs(_clean(features, mask, self.features, self.output.weight.dtype), mask, self.inputs)
+        features = self.document(features, mask, self.output.weight.dtype)
         return _score(self.noise(features), mask, self.output, self.tanh)
 
     def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
         """Scores [T], or [T, units], of packed lists: features [T, F]."""
-        features = _clean(features[None], None, self.features, self.output.weight.dtype)[0]
-        features = _packed_inputs(features, lists.offsets, self.inputs)
+        features = self.document.packed(features, lists.offsets, self.output.weight.dtype)
         return _score(self.noise(features), None, self.output, self.tanh)
 
 
@@ -220,23 +233,28 @@ class Members(nn.Module):
         ids: Sequence[int],
         hidden: Sequence[int] = (128, 128),
         inputs: str = "features",
+        categories: Categories = NO_CATEGORIES,
         dropout: Sequence[float] | None = None,
         scale: Sequence[float] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.features, self.inputs = whole("features", features, 1), one_of("inputs", inputs, INPUTS)
-        widths = [INPUTS[inputs] * self.features, *(whole("every size in hidden", size, 1) for size in hidden), 1]
+        self.document = _Document(self.features, inputs, categories, tables=False)
+        self.categories, tables = dict(categories), self.document.shapes
+        widths = [self.document.width, *(whole("every size in hidden", size, 1) for size in hidden), 1]
         self.shapes = list(pairwise(widths))
         self.sizes = [size for before, after in self.shapes for size in (before * after, after)]
-        starts = [_start(self.shapes, seed, number) for number in ids]
+        self.sizes += [rows * width for rows, width in tables]
+        starts = [_start(self.shapes, seed, number, tables) for number in ids]
         self.weights = nn.Parameter(torch.stack(starts))  # [K, P]
         drop = torch.zeros(len(starts)) if dropout is None else torch.tensor([*dropout], dtype=torch.float64)
         # Eight bits decide about a unit: a dropout is rounded to 1/256.
         self.register_buffer("threshold", (drop * 256).round().to(torch.uint8), persistent=False)
         self.register_buffer("scale", torch.zeros(len(starts)) if scale is None else torch.tensor([*scale]))
-        # 1 for entries of matrices, 0 for biases, which weight decay leaves alone
-        decays = [torch.full((size,), float(number % 2 == 0)) for number, size in enumerate(self.sizes)]
+        # 1 for entries of matrices, 0 for biases and the vectors of categories, which weight decay leaves alone
+        matrices = range(0, 2 * len(self.shapes), 2)
+        decays = [torch.full((size,), float(number in matrices)) for number, size in enumerate(self.sizes)]
         self.register_buffer("decays", torch.cat(decays), persistent=False)
         self.seeds: Tensor | None = None
         self.threshold: Tensor
@@ -245,20 +263,25 @@ class Members(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None, *, tanh: bool = True) -> Tensor:
         """Scores [K, B, L]; without `tanh` before that of the members that have a scale."""
-        features = _clean(features, mask, self.features, self.weights.dtype)
-        scores = self._score(_inputs(features, mask, self.inputs), tanh=tanh)
+        numbers, codes = self.document.parts(features, mask, self.weights.dtype)
+        scores = self._score(_inputs(numbers, mask, self.inputs), codes, tanh=tanh)
         return scores if mask is None else scores.masked_fill(~mask, 0.0)
 
     def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
         """Scores [K, T] of packed lists: features [T, F]."""
-        features = _clean(features[None], None, self.features, self.weights.dtype)[0]
-        return self._score(_packed_inputs(features, lists.offsets, self.inputs))
+        numbers, codes = self.document.parts(features[None], None, self.weights.dtype)
+        codes = None if codes is None else codes[0]
+        return self._score(_packed_inputs(numbers[0], lists.offsets, self.inputs), codes)
 
-    def _score(self, x: Tensor, *, tanh: bool = True) -> Tensor:
-        """[..., F] -> [K, ...]; `tanh`: with that of the members that have a scale."""
+    def _score(self, x: Tensor, codes: Tensor | None, *, tanh: bool = True) -> Tensor:
+        """[..., F] and codes [..., C] -> [K, ...]; `tanh`: with that of the members that have a scale."""
         members, shape = len(self.weights), x.shape[:-1]
         hidden = x.reshape(-1, x.shape[-1])
-        parts = iter(self.weights.split(self.sizes, 1))
+        split = self.weights.split(self.sizes, 1)
+        parts = iter(split)
+        if codes is not None:
+            vectors = self._vectors(codes.reshape(len(hidden), -1), split[2 * len(self.shapes) :])
+            hidden = torch.cat([hidden.expand(members, *hidden.shape), vectors], -1)  # [K, T, F + E]
         for layer, (before, after) in enumerate(self.shapes):
             weight, bias = next(parts).view(members, before, after), next(parts)[:, None, :]
             if layer == len(self.shapes) - 1:
@@ -273,6 +296,22 @@ class Members(nn.Module):
         """The scores [K, ...] with scale * tanh(s) of the members that have a scale."""
         scale = self.scale.to(scores.dtype).view(-1, *[1] * (scores.dim() - 1))
         return torch.where(scale > 0, scale * scores.tanh(), scores)
+
+    def _vectors(self, codes: Tensor, tables: Sequence[Tensor]) -> Tensor:
+        """Of categories [T, C], from each member's own tables [K, rows * width]: [K, T, E]."""
+        members = len(self.weights)
+        codes = codes.expand(members, *codes.shape)
+        if self.training and self.seeds is not None:
+            kept = _kept_by_member(
+                codes.shape, self.threshold.new_full((members,), round(256 * FORGOTTEN)), ~self.seeds[:, 0]
+            )
+            codes = torch.where(kept, codes, self.document.unknown)
+        own = torch.arange(members, device=codes.device)[:, None, None]
+        found = [
+            functional.embedding(codes[..., columns] + starts + own * rows, table.reshape(-1, width)).flatten(-2)
+            for (columns, starts), (rows, width), table in zip(self.document.groups, self.document.shapes, tables)
+        ]
+        return torch.cat(found, -1)
 
     def _dropped(self, hidden: Tensor, layer: int) -> Tensor:
         if not self.training or self.seeds is None:
@@ -311,6 +350,7 @@ class SharedMLP(MLP):
         input_noise: float = 0.0,
         tanh: bool = False,
         inputs: str = "features",
+        categories: Categories = NO_CATEGORIES,
     ) -> None:
         super().__init__(
             features,
@@ -320,6 +360,7 @@ class SharedMLP(MLP):
             units=whole("members", members, 1),
             tanh=tanh,
             inputs=inputs,
+            categories=categories,
         )
         plain = [layer for layer in self.layers if isinstance(layer, nn.Linear)]
         self.layers = nn.ModuleList(
@@ -362,6 +403,7 @@ class SharedTransformer(Transformer):
         input_noise: float = 0.0,
         tanh: bool = False,
         inputs: str = "features",
+        categories: Categories = NO_CATEGORIES,
     ) -> None:
         super().__init__(
             features,
@@ -374,13 +416,14 @@ class SharedTransformer(Transformer):
             units=whole("members", members, 1),
             tanh=tanh,
             inputs=inputs,
+            categories=categories,
         )
         self.first = nn.Parameter(_signs(members, self.input.in_features))
         self.output.reset_parameters()
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores [B, L, K] in training, their mean [B, L] afterwards."""
-        features = _inputs(_clean(features, mask, self.features, self.input.weight.dtype), mask, self.inputs)
+        features = self.document(features, mask, self.input.weight.dtype)
         members = len(self.first)
         keys = None
         if mask is not None:
@@ -390,8 +433,7 @@ class SharedTransformer(Transformer):
 
     def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
         """The same of packed lists: features [T, F] -> [T, K] or [T]."""
-        features = _clean(features[None], None, self.features, self.input.weight.dtype)[0]
-        features = _packed_inputs(features, lists.offsets, self.inputs)
+        features = self.document.packed(features, lists.offsets, self.input.weight.dtype)
         members, rows = len(self.first), len(features)
         begins = rows * torch.arange(members, dtype=lists.offsets.dtype, device=features.device)
         offsets = torch.cat([(lists.offsets[:-1] + begins[:, None]).flatten(), lists.offsets[-1:] + begins[-1]])
@@ -467,19 +509,92 @@ def bf16_twin(model: nn.Module) -> nn.Module | None:
     return twin
 
 
-class _Noise(nn.Module):
-    """x + deviation * N(0, 1) for every feature of every document, anew in each training step; nothing in evaluation."""
+class _Document(nn.Module):
+    """What the first layer takes of a document: its features, where they stand within their list, vectors of its categories.
 
-    def __init__(self, deviation: float) -> None:
+    Without `tables` the vectors are those of whoever asks for `parts`.
+    """
+
+    def __init__(self, features: int, inputs: str, categories: Categories, *, tables: bool = True) -> None:
+        super().__init__()
+        places = sorted(categories)
+        if places and not 0 <= places[0] <= places[-1] < features:
+            raise ValueError(f"categories are in the columns {places}; expected columns from 0 to {features - 1}")
+        counts = [whole("the codes of a category", categories[place], 2) for place in places]
+        self.features, self.inputs, self.categories = features, inputs, places
+        numbers = [place for place in range(features) if place not in categories]
+        widths = [min(WIDEST_EMBEDDING, 1 + math.ceil(math.log2(max(2, count - 2)))) for count in counts]
+        grouped = {width: [at for at, own in enumerate(widths) if own == width] for width in dict.fromkeys(widths)}
+        self.shapes = [(sum(counts[at] for at in columns), width) for width, columns in grouped.items()]  # rows, width
+        self.embedding = sum(widths)
+        self.width = INPUTS[inputs] * len(numbers) + self.embedding
+        if self.width == 0:
+            raise ValueError("a document has no inputs; expected a feature, or a category")
+        indices = {"numbers": numbers, "places": places, "unknown": [count - 2 for count in counts]} if places else {}
+        for name, values in indices.items():  # none without categories: processes would send them to each other
+            self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)
+        for number, columns in enumerate(grouped.values()):
+            starts = [0, *accumulate(counts[at] for at in columns)][:-1]
+            self.register_buffer(f"columns{number}", torch.tensor(columns), persistent=False)
+            self.register_buffer(f"starts{number}", torch.tensor(starts), persistent=False)
+        self.tables = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in self.shapes if tables)
+        self.numbers: Tensor
+        self.places: Tensor
+        self.unknown: Tensor
+
+    @property
+    def groups(self) -> list[tuple[Tensor, Tensor]]:
+        """For each table the categories in it, and where each one's rows begin."""
+        return [(getattr(self, f"columns{n}"), getattr(self, f"starts{n}")) for n in range(len(self.shapes))]
+
+    def forward(self, features: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """[B, L, F] -> [B, L, width]."""
+        numbers, codes = self.parts(features, mask, dtype)
+        return self._with_vectors(_inputs(numbers, mask, self.inputs), codes)
+
+    def packed(self, features: Tensor, offsets: Tensor, dtype: torch.dtype) -> Tensor:
+        """The same of packed lists: [T, F] -> [T, width]."""
+        numbers, codes = self.parts(features[None], None, dtype)
+        return self._with_vectors(_packed_inputs(numbers[0], offsets, self.inputs), None if codes is None else codes[0])
+
+    def parts(self, features: Tensor, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Numbers [B, L, N] of a dtype and codes [B, L, C] of documents [B, L, F], 0 under the padding."""
+        if not self.categories:
+            return _clean(features, mask, self.features, dtype), None
+        features = _clean(features, mask, self.features, features.dtype)  # codes are not for half precision
+        return features[..., self.numbers].to(dtype), features[..., self.places].long()
+
+    def _with_vectors(self, numbers: Tensor, codes: Tensor | None) -> Tensor:
+        if codes is None:
+            return numbers
+        if self.training:
+            codes = torch.where(torch.rand(codes.shape, device=codes.device) < FORGOTTEN, self.unknown, codes)
+        found = [
+            functional.embedding(codes[..., columns] + starts, table).flatten(-2).to(numbers.dtype)
+            for (columns, starts), table in zip(self.groups, self.tables)
+        ]
+        return torch.cat([numbers, *found], -1)
+
+
+class _Noise(nn.Module):
+    """x + deviation * N(0, 1) for every feature of every document, anew in each training step; nothing in evaluation.
+
+    The last columns, as many as `spared`, are left alone.
+    """
+
+    def __init__(self, deviation: float, spared: int = 0) -> None:
         super().__init__()
         if isinstance(deviation, bool) or not isinstance(deviation, int | float) or not 0 <= deviation < math.inf:
             raise ValueError(f"input_noise must be a deviation, a finite number of 0 or above, got {deviation!r}")
-        self.deviation = float(deviation)
+        self.deviation, self.spared = float(deviation), spared
 
     def forward(self, features: Tensor) -> Tensor:
         if not self.training or self.deviation == 0:
             return features
-        return features + self.deviation * torch.randn_like(features)
+        noise = torch.randn_like(features)
+        if self.spared:
+            noise[..., -self.spared :] = 0.0
+        return features + self.deviation * noise
 
 
 def _seeds(device: torch.device, *shape: int) -> Tensor:
@@ -614,15 +729,21 @@ def _glorot(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.xavier_uniform_(parameter)
+    for part in model.modules():
+        if isinstance(part, _Document):
+            for table in part.tables:
+                nn.init.normal_(table, std=VECTOR_DEVIATION)
 
 
-def _start(shapes: Sequence[tuple[int, int]], seed: int, member: int) -> Tensor:
-    """The weights a member starts with, [P]: matrices Glorot-uniform, biases uniform as torch's are."""
+def _start(shapes: Sequence[tuple[int, int]], seed: int, member: int, tables: Sequence[tuple[int, int]] = ()) -> Tensor:
+    """The weights a member starts with, [P]: matrices Glorot-uniform, biases uniform as torch's are, vectors of categories normal."""
     generator = torch.Generator().manual_seed(hash_of(seed, member))
     parts = []
     for before, after in shapes:
         for size, bound in ((before * after, math.sqrt(6 / (before + after))), (after, 1 / math.sqrt(before))):
             parts.append((2 * torch.rand(size, generator=generator, dtype=torch.float64) - 1) * bound)
+    for rows, width in tables:
+        parts.append(VECTOR_DEVIATION * torch.randn(rows * width, generator=generator, dtype=torch.float64))
     return torch.cat(parts).to(torch.get_default_dtype())
 
 

@@ -4,7 +4,7 @@ On disk it is one safetensors file that says how its model is built; loading it 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad import __version__
+from rankgrad.data.categories import frame_names, is_frame, numbers_of, split_frame, with_codes
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.grouping import as_float32
 from rankgrad.data.scaling import Scaling
@@ -71,9 +72,14 @@ class Ranker:
     def score(self, features: Any, sizes: Any = None) -> np.ndarray:
         """Scores [N] float32 of documents [N, F]; `sizes` says how many rows each list has, None: all are one list.
 
-        NaN is a missing value; infinity is refused.
+        They are an array, or a frame of pandas, polars or pyarrow, whose columns are taken by name where it has all of them. NaN is
+        a missing value, categories are given as they were in training, and infinity is refused.
         """
-        rows = np.asarray(features)
+        if is_frame(features) and self.names is not None and set(self.names) <= set(frame_names(features)):
+            features = features.select(list(self.names)) if hasattr(features, "select") else features[list(self.names)]
+        rest, found = split_frame(features, None, self.scaling.levels)
+        rows = with_codes(numbers_of(rest), found) if found else numbers_of(rest)
+        levels = {column: texts for column, (_, texts) in found.items()}
         if rows.ndim != 2 or rows.shape[1] != self.features:
             raise ValueError(f"features have shape {rows.shape}; expected [documents, {self.features}]")
         rows = as_float32(rows if rows.dtype.kind == "f" else rows.astype(np.float32), self.names)
@@ -86,10 +92,12 @@ class Ranker:
             return np.empty(0, np.float32)
         if len(lengths) == 1:  # one request of a service: no dataset is made of it
             with torch.no_grad():
-                output = self.model(torch.from_numpy(self.scaling.apply(rows)).to(self.device)[None], None)
+                scaling = replace(self.scaling, source=levels) if levels else self.scaling
+                output = self.model(torch.from_numpy(scaling.apply(rows)).to(self.device)[None], None)
                 return ranking_scores(output.float(), self.units)[0].cpu().numpy()
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        return self.score_lists(RankingDataset(rows, np.zeros(len(rows), np.float32), offsets, np.arange(len(lengths))))
+        labels = np.zeros(len(rows), np.float32)
+        return self.score_lists(RankingDataset(rows, labels, offsets, np.arange(len(lengths)), categories=levels))
 
     def score_lists(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""
@@ -161,12 +169,12 @@ class Ranker:
         tanh = facts["tanh"] if "tanh" in facts else next(iter(losses_of(config).values()))[0].tanh
         model: nn.Module
         if "members.weights" in weights:
-            model = make_averaged(config, scaling.inputs, len(weights["members.weights"]))
+            model = make_averaged(config, scaling.inputs, len(weights["members.weights"]), scaling.codes)
         else:
             expect_own(config, own, source)
             with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
                 if own is None:
-                    model = make_scorer(config, scaling.inputs, units, tanh=tanh)
+                    model = make_scorer(config, scaling.inputs, units, scaling.codes, tanh=tanh)
                 else:
                     model = make_network(own, scaling.inputs, config.model.options)
         try:

@@ -6,6 +6,7 @@ Query q has the rows `offsets[q]:offsets[q + 1]` of `features` and `labels`. A l
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from rankgrad.checks import whole
+from rankgrad.data.categories import Levels, recoded
 from rankgrad.data.feature_rows import FeatureRows, Features
 from rankgrad.data.folder import read_folder, write_folder
 from rankgrad.data.memory import affordable
@@ -43,6 +45,7 @@ class RankingDataset:
     - `provenance`: where the data came from, as JSON-able facts.
     - `document_ids` [N]: what the documents are called, integers or texts, or None.
     - `document_weights` [N]: one weight per document, or None.
+    - `categories`: by column, for those that hold codes of categories, the texts that 0, 1, ... stand for.
 
     >>> data = RankingDataset([[1.0], [2.0], [3.0]], labels=[0, 2, 1], offsets=[0, 2, 3], query_ids=[7, 9])
     >>> data
@@ -61,6 +64,7 @@ class RankingDataset:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     document_ids: np.ndarray | None = None
     document_weights: np.ndarray | None = None
+    categories: Levels = field(default_factory=dict)
     _tensors: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +109,8 @@ class RankingDataset:
             _expect_length("document_weights", document_weights, documents, "document")
             _expect_amounts("document_weights", document_weights)
         checked = (features, labels, offsets, query_ids, weights, rows, document_ids, document_weights)
-        for name, value in (*zip(ARRAYS, checked), ("feature_names", names)):
+        categories = _as_levels(self.categories, width)
+        for name, value in (*zip(ARRAYS, checked), ("feature_names", names), ("categories", categories)):
             object.__setattr__(self, name, value)  # the dataclass is frozen for everyone else
 
     def __len__(self) -> int:
@@ -186,7 +191,24 @@ class RankingDataset:
             {**self.provenance, "selected": f"{len(chosen)} of {len(self)} queries"},
             None if self.document_ids is None else self.document_ids[documents],
             None if self.document_weights is None else self.document_weights[documents],
+            categories=self.categories,
         )
+
+    def recoded(self, levels: Levels) -> RankingDataset:
+        """The same lists with categories in codes of other texts, -1 for a text that is not among them.
+
+        - `levels`: by column the texts that 0, 1, ... are to stand for; for each column that holds categories.
+
+        >>> data = RankingDataset([[0.0], [1.0]], [0, 1], [0, 2], [7], categories={0: ("b", "a")})
+        >>> data.recoded({0: ("a", "c")}).features.tolist()
+        [[-1.0], [0.0]]
+        """
+        if levels == self.categories:
+            return self
+        features = np.array(self.features)
+        for column, texts in self.categories.items():
+            features[:, column] = recoded(features[:, column], texts, levels[column])
+        return dataclasses.replace(self, features=features, categories=levels)
 
     def split(self, parts: Sequence[float] | Sequence[int], *, seed: int = 0) -> list[RankingDataset]:
         """Divide the queries at random into parts, in which they keep their order. Two lists of one id are two queries.
@@ -238,6 +260,7 @@ class RankingDataset:
                     first.document_weights is not None,
                     other.document_weights is not None,
                 ),
+                "columns of categories": (list(first.categories), list(other.categories)),
             }
             for what, (own, its) in differences.items():
                 if own != its:
@@ -245,6 +268,11 @@ class RankingDataset:
                         f"dataset {number} differs from the first in its {what}: {its} and {own}; "
                         "expected the same in all; read them with the same options"
                     )
+        levels = {
+            column: tuple(dict.fromkeys(text for d in datasets for text in d.categories[column]))
+            for column in first.categories
+        }
+        datasets = [d.recoded(levels) for d in datasets]
         lengths = np.concatenate([d.lengths for d in datasets])
         rows = None
         if any(d.rows is not None for d in datasets):
@@ -264,6 +292,7 @@ class RankingDataset:
             None
             if first.document_weights is None
             else np.concatenate([d.document_weights for d in datasets if d.document_weights is not None]),
+            categories=levels,
         )
 
     def in_source_order(self, values: np.ndarray) -> np.ndarray:
@@ -337,6 +366,8 @@ class RankingDataset:
             "feature_names": self.feature_names,
             "provenance": dict(self.provenance),
         }
+        if self.categories:
+            facts["categories"] = {str(column): texts for column, texts in self.categories.items()}
         arrays = {name: getattr(self, name) for name in ARRAYS if getattr(self, name) is not None}
         return write_folder(Path(folder), arrays, facts, overwrite=overwrite)
 
@@ -352,7 +383,9 @@ class RankingDataset:
         """
         arrays, facts = read_folder(Path(folder), verify=verify)
         try:
-            return RankingDataset(**arrays, feature_names=facts["feature_names"], provenance=facts["provenance"])
+            levels = {int(column): tuple(texts) for column, texts in facts.get("categories", {}).items()}
+            names, origin = facts["feature_names"], facts["provenance"]
+            return RankingDataset(**arrays, feature_names=names, provenance=origin, categories=levels)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder} does not hold a valid dataset: {error}; save it again") from error
 
@@ -429,6 +462,18 @@ def _as_float32(name: str, values: Any, ndim: int) -> np.ndarray:
     if (np.isinf(result) & np.isfinite(array)).any():
         raise ValueError(f"{name} holds numbers beyond float32; expected at most 3.4e38; clip them first")
     return result
+
+
+def _as_levels(categories: Levels, width: int) -> dict[int, tuple[str, ...]]:
+    """Levels by rising column, after a look at them."""
+    levels = {int(column): tuple(categories[column]) for column in sorted(categories)}
+    for column, texts in levels.items():
+        if not 0 <= column < width or len(set(texts)) < len(texts) or not all(isinstance(t, str) for t in texts):
+            raise ValueError(
+                f"categories names column {column} with {len(texts)} levels; expected a column from 0 to {width - 1} and distinct "
+                "texts; correct it"
+            )
+    return levels
 
 
 def _as_int64(name: str, values: Any) -> np.ndarray:

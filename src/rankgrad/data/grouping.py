@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rankgrad.data.categories import NO_LEVELS, Levels
 from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset, as_ids
 
 
@@ -97,8 +98,15 @@ def first_return(ids: np.ndarray) -> int:
     return int(np.delete(starts, first)[0])
 
 
-def group_arrays(features: np.ndarray, labels: np.ndarray, ids: np.ndarray, weights: Any = None) -> RankingDataset:
-    """The rows of each query as a list; `in_source_order` goes back to rows.
+def group_arrays(
+    features: np.ndarray,
+    labels: np.ndarray,
+    ids: np.ndarray,
+    weights: Any = None,
+    *,
+    categories: Levels = NO_LEVELS,
+) -> RankingDataset:
+    """The rows of each query as a list; `in_source_order` goes back to rows. `categories` as in `RankingDataset`.
 
     `weights`: one per query in order of first appearance, or one per row, equal within a query. Queries of weight 0 are
     left out.
@@ -111,9 +119,9 @@ def group_arrays(features: np.ndarray, labels: np.ndarray, ids: np.ndarray, weig
     if order is not None:
         features, labels = features[order], labels[order]
     if weights is None:
-        return RankingDataset(features, labels, offsets, query_ids, rows=order)
+        return RankingDataset(features, labels, offsets, query_ids, rows=order, categories=categories)
     weights = _query_weights(weights, order, offsets, query_ids)
-    data = RankingDataset(features, labels, offsets, query_ids, weights=weights, rows=order)
+    data = RankingDataset(features, labels, offsets, query_ids, weights=weights, rows=order, categories=categories)
     return data if weights.all() else data.select(weights > 0)
 
 

@@ -8,18 +8,23 @@ Whatever the kind, a missing value (NaN) becomes 0 and the result is finite; for
 split an indicator follows, 1 where the value is missing and 0 elsewhere. For every kind but `none`, which changes
 nothing else, a column that is constant or missing throughout the train split becomes 0, and values beyond 1e30, such
 as Istella's 1.797e308, count as the column's largest ordinary value.
+
+Columns of categories are not scaled. Those that `RARE` documents of the train split or more have are the levels that a model has
+vectors for, coded 0, 1, ... in the order of their texts; then come the code of all others (unknown) and that of missing ones.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankgrad.data.categories import Levels, code_map
 from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset
 from rankgrad.data.feature_rows import Features
 
@@ -31,6 +36,7 @@ SAMPLE = 65_536  # documents, evenly spaced, from which quantiles and tails are 
 HEAVY = 10.0  # kurtosis from which `auto` takes logarithms; normal 3, exponential 9
 AUTO_LIMIT = 10.0  # `auto` clips values at this many deviations from the mean
 QUANTILES = 1_001
+RARE = 3  # documents; levels of categories that fewer have are unknown, which teaches a model what to make of those
 UNIT_SHARE = 0.9  # of the columns that must lie in [0, 1] for `quantile_auto` to leave them their shape
 
 # The paper's transform of Web30K, 0-based columns: the language models count downwards, and some columns stay linear.
@@ -60,6 +66,21 @@ class Scaling:
 
     kind: str
     arrays: Mapping[str, NDArray[Any]]
+    levels: Levels = field(default_factory=dict)  # of categories, by column
+    source: Levels | None = None  # what the codes to come stand for; None: for `levels`
+
+    def of(self, data: RankingDataset) -> Scaling:
+        """The same for the features of a dataset, whose codes stand for its own texts."""
+        if not self.levels and not data.categories:
+            return self
+        for column in {*self.levels} ^ {*data.categories}:
+            name = f"column {column}" if data.feature_names is None else f"column {data.feature_names[column]!r}"
+            here, there = ("categories", "numbers") if column in data.categories else ("numbers", "categories")
+            raise ValueError(
+                f"{name} holds {here} and the model was trained on {there} there; expected the same; convert the column, or name it "
+                "in data.categorical (categorical= in Python) in training"
+            )
+        return replace(self, source=data.categories)
 
     @property
     def columns(self) -> int:
@@ -76,6 +97,11 @@ class Scaling:
         """Number of columns that `apply` gives: a model's inputs."""
         return self.columns + len(self.indicators)
 
+    @property
+    def codes(self) -> dict[int, int]:
+        """By column of categories, how many codes `apply` gives: its levels, one for unknown and one for missing values."""
+        return {column: len(texts) + 2 for column, texts in self.levels.items()}
+
     def apply(self, features: NDArray[Any]) -> NDArray[np.float32]:
         """Scaled features and, after them, indicators of missing values, as a new float32 array [N, inputs]."""
         features = np.asarray(features)
@@ -86,22 +112,27 @@ class Scaling:
             )
         scaled = np.empty((len(features), self.inputs), np.float32)
         curve = _interpolated if self.kind == "quantile" else _standardised
+        source = self.levels if self.source is None else self.source
+        codes = {column: code_map(source[column], levels) for column, levels in self.levels.items()}
         for rows, x in _blocks(features):
             x = _tame(x, self.arrays["low"], self.arrays["high"])
             missing = np.isnan(x)
             y = curve(np.where(missing, 0.0, x), self.arrays)
             scaled[rows, : self.columns] = np.where(missing, 0.0, y)
             scaled[rows, self.columns :] = missing[:, self.indicators]
+            for column, levels in self.levels.items():
+                scaled[rows, column] = _model_codes(x[:, column], len(levels), codes[column])
         return scaled
 
     def to_state(self) -> dict[str, NDArray[Any]]:
-        """Plain arrays by name, for safetensors or .npz; the kind is among them as its UTF-8 bytes."""
-        return {"kind": np.frombuffer(self.kind.encode(), np.uint8).copy(), **self.arrays}
+        """Plain arrays by name, for safetensors or .npz; the kind is among them as its UTF-8 bytes, and categories as JSON."""
+        texts = {"kind": self.kind} | ({"categories": json.dumps(dict(self.levels))} if self.levels else {})
+        return {name: np.frombuffer(text.encode(), np.uint8).copy() for name, text in texts.items()} | dict(self.arrays)
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]]) -> Scaling:
         """The scaling that `to_state` was called on; a state with other names, types or shapes is refused."""
-        arrays = {name: np.asarray(array) for name, array in state.items() if name != "kind"}
+        arrays = {name: np.asarray(array) for name, array in state.items() if name not in ("kind", "categories")}
         letters = np.asarray(state.get("kind", ()))
         kind = bytes(letters).decode(errors="replace") if letters.dtype == np.uint8 else "?"
         expected = {"low", "high"} | (QUANTILE_ARRAYS if kind == "quantile" else STANDARD_ARRAYS)
@@ -128,7 +159,8 @@ class Scaling:
                     f"the state's {name} is {arrays[name].dtype} of shape {list(arrays[name].shape)}, which does not "
                     f"fit {columns} columns; expected what Scaling.to_state returned; fit the scaling again"
                 )
-        return cls(kind, arrays)
+        levels = json.loads(bytes(np.asarray(state["categories"]))) if "categories" in state else {}
+        return cls(kind, arrays, {int(column): tuple(texts) for column, texts in levels.items()})
 
 
 STANDARD_ARRAYS = {"sign", "curve", "unit", "mean", "factor", "limit"}
@@ -154,7 +186,7 @@ def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
     """
     if kind not in KINDS:
         raise ValueError(f"there is no scaling {kind!r}; expected one of {', '.join(KINDS)}")
-    features = train.features
+    features, levels = train.features, _usual_levels(train)
     columns = features.shape[1]
     if kind == "web30k" and columns != WEB30K_FEATURES:
         raise ValueError(
@@ -162,15 +194,18 @@ def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
             "use 'auto'"
         )
     low, high, missing = _ordinary_range(features)
+    numbers = np.array([column not in levels for column in range(columns)])
+    missing &= numbers  # a missing category has a code of its own
     indicators: dict[str, NDArray[Any]] = {"indicators": np.flatnonzero(missing)} if missing.any() else {}
     if kind == "none":
         high = np.full(columns, MAX_FLOAT32)
-        return Scaling(kind, {"low": -high, "high": high, **_curves(columns), **indicators})
+        return Scaling(kind, {"low": -high, "high": high, **_curves(columns), **indicators}, levels)
     if kind == "quantile_auto":
-        kind = "standard" if np.mean((low >= 0) & (high <= 1)) >= UNIT_SHARE else "quantile"
+        in_unit = ((low >= 0) & (high <= 1))[numbers]
+        kind = "standard" if not in_unit.size or np.mean(in_unit) >= UNIT_SHARE else "quantile"
     if kind == "quantile":
         sample = _tame(_sample(features), low, high)
-        return Scaling(kind, {"low": low, "high": high, **_quantile_table(sample), **indicators})
+        return Scaling(kind, {"low": low, "high": high, **_quantile_table(sample), **indicators}, levels)
     curves = _curves(columns)
     if kind == "symlog":
         curves["curve"][:] = SYMLOG
@@ -189,7 +224,12 @@ def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
     varies = (high > low) & (deviation > 0)
     spread = np.where(varies, deviation + (1e-6 if kind == "web30k" else 0.0), 1.0)
     curves |= {"mean": mean, "factor": np.where(varies, 1 / spread, 0.0)}
-    return Scaling(kind, {"low": low, "high": high, **curves, **indicators})
+    return Scaling(kind, {"low": low, "high": high, **curves, **indicators}, levels)
+
+
+def codes_of(scaled: RankingDataset) -> dict[int, int]:
+    """`Scaling.codes` of a scaled dataset."""
+    return {column: len(texts) + 2 for column, texts in scaled.categories.items()}
 
 
 def _blocks(features: Features) -> Iterator[tuple[slice, Floats]]:
@@ -197,6 +237,27 @@ def _blocks(features: Features) -> Iterator[tuple[slice, Floats]]:
     for start in range(0, len(features), BLOCK):
         rows = slice(start, start + BLOCK)
         yield rows, features[rows].astype(np.float64)
+
+
+def _usual_levels(train: RankingDataset) -> dict[int, tuple[str, ...]]:
+    """By column of categories the texts, sorted, that are not rare in the train split."""
+    counts = {column: np.zeros(len(texts), np.int64) for column, texts in train.categories.items()}
+    for _, x in _blocks(train.features) if counts else ():
+        for column, count in counts.items():
+            codes = x[:, column]
+            known = (codes >= 0) & (codes < len(count))
+            count += np.bincount(codes[known].astype(np.int64), minlength=len(count))
+    return {
+        column: tuple(sorted(np.array(train.categories[column], object)[count >= RARE]))
+        for column, count in counts.items()
+    }
+
+
+def _model_codes(x: Floats, levels: int, places: NDArray[np.int64]) -> Floats:
+    """Codes of a model from those of a dataset, whose `places` among the model's levels are known: -1 is none of them."""
+    known = (x >= 0) & (x < len(places))
+    place = np.append(places, -1)[np.where(known, x, len(places)).astype(np.int64)]
+    return np.where(np.isnan(x), levels + 1, np.where(place < 0, levels, place))
 
 
 def _sample(features: Features) -> Floats:

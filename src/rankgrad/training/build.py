@@ -17,14 +17,16 @@ from torch import Tensor, nn
 from rankgrad.checks import non_negative, one_of, positive, probability, whole
 from rankgrad.core.gains import checked_table, is_table
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.scaling import KINDS
+from rankgrad.data.scaling import KINDS, codes_of
 from rankgrad.losses import LOSS_TABLE, LOSSES, LossSpec
 from rankgrad.metrics import Metric, parse_metric
 from rankgrad.models import (
     INPUTS,
     MLP,
     MODELS,
+    NO_CATEGORIES,
     AveragedMembers,
+    Categories,
     Linear,
     Members,
     SharedMLP,
@@ -220,7 +222,7 @@ def make_state(
     units = specs[0].units(int(data.labels.max()))
     features = data.features.shape[1]
     if own is None:
-        model = make_scorer(config, features, units, tanh=specs[0].tanh)
+        model = make_scorer(config, features, units, codes_of(data), tanh=specs[0].tanh)
     else:
         model = make_network(own, features, config.model.options)
         check_network(model, features, units)
@@ -228,7 +230,9 @@ def make_state(
     return TrainState(model, make_optimiser(model, config.optimiser))
 
 
-def make_model(settings: Model, features: int, units: int, *, tanh: bool) -> nn.Module:
+def make_model(
+    settings: Model, features: int, units: int, categories: Categories = NO_CATEGORIES, *, tanh: bool
+) -> nn.Module:
     """The scorer of a configuration; `tanh` where the configuration does not say."""
     tanh = tanh if settings.tanh is None else settings.tanh
     if settings.kind == "transformer":
@@ -243,6 +247,7 @@ def make_model(settings: Model, features: int, units: int, *, tanh: bool) -> nn.
             units=units,
             tanh=tanh,
             inputs=settings.inputs,
+            categories=categories,
         )
     if settings.kind == "mlp":
         return MLP(
@@ -253,16 +258,26 @@ def make_model(settings: Model, features: int, units: int, *, tanh: bool) -> nn.
             units=units,
             tanh=tanh,
             inputs=settings.inputs,
+            categories=categories,
         )
     one_of("model.kind", settings.kind, ("transformer", "mlp", "linear"))
-    return Linear(features, input_noise=settings.input_noise, units=units, tanh=tanh, inputs=settings.inputs)
+    return Linear(
+        features,
+        input_noise=settings.input_noise,
+        units=units,
+        tanh=tanh,
+        inputs=settings.inputs,
+        categories=categories,
+    )
 
 
-def make_scorer(config: Config, features: int, units: int, *, tanh: bool) -> nn.Module:
+def make_scorer(
+    config: Config, features: int, units: int, categories: Categories = NO_CATEGORIES, *, tanh: bool
+) -> nn.Module:
     """The one network of a configuration; its members, if it has any, share it."""
     settings = config.model
     if not shares_weights(config):
-        return make_model(settings, features, units, tanh=tanh)
+        return make_model(settings, features, units, categories, tanh=tanh)
     tanh = tanh if settings.tanh is None else settings.tanh
     if settings.kind == "mlp":
         return SharedMLP(
@@ -273,6 +288,7 @@ def make_scorer(config: Config, features: int, units: int, *, tanh: bool) -> nn.
             input_noise=settings.input_noise,
             tanh=tanh,
             inputs=settings.inputs,
+            categories=categories,
         )
     return SharedTransformer(
         features,
@@ -285,13 +301,17 @@ def make_scorer(config: Config, features: int, units: int, *, tanh: bool) -> nn.
         input_noise=settings.input_noise,
         tanh=tanh,
         inputs=settings.inputs,
+        categories=categories,
     )
 
 
-def make_averaged(config: Config, features: int, members: int) -> AveragedMembers:
+def make_averaged(
+    config: Config, features: int, members: int, categories: Categories = NO_CATEGORIES
+) -> AveragedMembers:
     """The average of some members, to be given their weights."""
     hidden = config.model.hidden if config.model.kind == "mlp" else ()
-    return AveragedMembers(Members(features, ids=range(members), hidden=hidden, inputs=config.model.inputs))
+    inputs = config.model.inputs
+    return AveragedMembers(Members(features, ids=range(members), hidden=hidden, inputs=inputs, categories=categories))
 
 
 def make_device(name: str) -> torch.device:

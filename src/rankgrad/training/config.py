@@ -49,6 +49,7 @@ class Data:
     document_weight: str | None = None  # and its weights of documents, if it has any
     missing: str = "zero"  # zero, nan: a feature that a line of text leaves out; all_zero: empty cells of tables too
     zero_based: bool = False  # the first feature of text has index 0
+    categorical: tuple[str, ...] = ()  # columns of categories, by name or pattern, beside those whose type says so
     gain: str | tuple[float, ...] = "exp2"  # what a label is worth to loss and metrics: exp2, linear, [0, 1, 3, 7, 15]
 
 

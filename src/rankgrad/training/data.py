@@ -118,10 +118,11 @@ def scaled(data: RankingDataset, scaling: Scaling) -> RankingDataset:
     features, names = data.features, data.feature_names
     if names is not None:
         names = (*names, *(f"{names[column]} is missing" for column in scaling.indicators))
-    made: Features = FeatureRows([features], scaling=scaling)
+    own = scaling.of(data)
+    made: Features = FeatureRows([features], scaling=own)
     if not isinstance(features, FeatureRows) and affordable(made.nbytes):
-        made = scaling.apply(features)
-    return dataclasses.replace(data, features=made, feature_names=names)
+        made = own.apply(features)
+    return dataclasses.replace(data, features=made, feature_names=names, categories=scaling.levels)
 
 
 def _fingerprint(data: RankingDataset) -> str:

@@ -103,7 +103,7 @@ def measure(scores: np.ndarray, dataset: RankingDataset, metrics: Sequence[str |
         raise ValueError(f"scores have shape {scores.shape}; expected one for each of {len(dataset.labels)} documents")
 
     unseen = np.zeros((len(scores), 1), np.float32)
-    lists = dataclasses.replace(dataset, features=unseen, feature_names=None)
+    lists = dataclasses.replace(dataset, features=unseen, feature_names=None, categories={})
 
     def given() -> Iterator[tuple[Batch, Tensor]]:
         for batch in _all_lists(lists, device):

@@ -25,9 +25,10 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.feature_rows import FeatureRows
 from rankgrad.data.order import hash_of, mix, random_keys
 from rankgrad.data.packed import Packed, padded
+from rankgrad.data.scaling import codes_of
 from rankgrad.errors import NonFiniteError
 from rankgrad.metrics import Metric, parse_metric
-from rankgrad.models import AveragedMembers, Members, PackedLayout
+from rankgrad.models import NO_CATEGORIES, AveragedMembers, Categories, Members, PackedLayout
 from rankgrad.training import distributed
 from rankgrad.training.config import Config, Train
 from rankgrad.training.evaluate import evaluate, mean, metric_that_chooses, metrics_of
@@ -108,13 +109,14 @@ def folds_of(data: RankingDataset, bag: int, seed: int) -> np.ndarray:
     return folds
 
 
-def make_members(config: Config, features: int, drawn: Drawn) -> Members:
+def make_members(config: Config, features: int, categories: Categories, drawn: Drawn) -> Members:
     """The networks of a configuration, at their start."""
     return Members(
         features,
         ids=drawn.ids,
         hidden=config.model.hidden if config.model.kind == "mlp" else (),
         inputs=config.model.inputs,
+        categories=categories,
         dropout=drawn.dropout,
         scale=drawn.scale,
         seed=config.train.seed,
@@ -296,7 +298,7 @@ class MemberState:
             )
         ids = range(members.first, members.first + members.count)[rank::world]
         folds = folds_of(train_set, members.bag, config.train.seed) if members.bag > 1 else None
-        return cls.of(config, ids, train_set.features.shape[1], folds, tanh, device)
+        return cls.of(config, ids, train_set.features.shape[1], folds, tanh, device, codes_of(train_set))
 
     @classmethod
     def of(
@@ -307,10 +309,11 @@ class MemberState:
         folds: np.ndarray | None,
         tanh: Sequence[bool],
         device: torch.device,
+        categories: Categories = NO_CATEGORIES,
     ) -> "MemberState":
         """These members, at their start."""
         drawn = draw_members(config, ids, tanh)
-        model = make_members(config, features, drawn).to(device)
+        model = make_members(config, features, categories, drawn).to(device)
         none = torch.zeros(len(ids), dtype=torch.bool, device=device)
         return cls(
             model=model,
@@ -445,7 +448,8 @@ class MemberState:
         """All members in every process, with the best weights of each, or the last if nothing is to be chosen."""
         tensors, members = self.tensors(), config.members
         ids = range(members.first, members.first + members.count)
-        everyone = MemberState.of(config, ids, self.model.features, self.folds, self.tanh, device)
+        model = self.model
+        everyone = MemberState.of(config, ids, model.features, self.folds, self.tanh, device, model.categories)
         with torch.no_grad():
             everyone.model.weights.copy_(tensors["members.best" if choose else "members.weights"])
         everyone.values, everyone.best_epoch = tensors["members.values"], tensors["members.best_epoch"]

@@ -169,7 +169,8 @@ def packed_scores(
     model: Any, table: tuple[Tensor, Tensor] | None, *, kernel: bool, exact: bool
 ) -> Callable[[Packed], ScoredBatch]:
     """How a model scores lists end to end; `table` holds the documents (features, labels) that rows count, None: the batch does."""
-    wanted = model.input.weight.dtype if isinstance(model, Transformer) else None  # None: as they are
+    halved = isinstance(model, Transformer) and not model.document.categories  # whose codes must stay as they are
+    wanted = model.input.weight.dtype if halved else None  # None: as they are
 
     def score(batch: Packed) -> ScoredBatch:
         features, labels = (batch.features, batch.labels) if table is None else table

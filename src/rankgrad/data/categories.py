@@ -1,0 +1,199 @@
+"""Columns whose values are categories: what a value is called, and which code stands for it.
+
+A category is known by its text, so that frames, tables and files of any kind mean the same by it, whatever order they hold their
+levels in. A dataset holds codes, whole numbers in float32, and the texts they stand for; NaN is a missing value.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+Levels = Mapping[int, tuple[str, ...]]  # by column: the texts that its codes 0, 1, ... stand for
+NO_LEVELS: Levels = {}
+
+WORDS_FOR_NULL = ("na", "n/a", "null", "none", "nan")
+_TYPES = ("category", "categorical", "enum", "dictionary", "string", "large_string", "utf8", "str", "bool")
+_NUMBER = re.compile(r"\s*[+-]?[\d.,_xX]*\d[\d.,_xX]*([eE][+-]?\d+)?\s*")  # and what may be meant for one
+_TRUTH = {"1": "true", "0": "false"}
+
+
+def text_of(value: Any) -> str | None:
+    """What a category is called; None where it is missing: None, NaN, a frame's NA, the empty text.
+
+    >>> [text_of(value) for value in (True, 3, 3.0, 0.5, "x", None, math.nan, "")]
+    ['true', '3', '3', '0.5', 'x', None, None, None]
+    """
+    if isinstance(value, str):
+        return value or None
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, float | np.floating):
+        if math.isnan(value):
+            return None
+        return str(int(value)) if float(value).is_integer() else str(float(value))
+    return str(value)
+
+
+def encoded(values: Iterable[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Codes [N] float32 of values, NaN where missing, and the texts they stand for, in the order they came.
+
+    >>> codes, levels = encoded(["b", None, "a", "b"])
+    >>> codes.tolist(), levels
+    ([0.0, nan, 1.0, 0.0], ('b', 'a'))
+    """
+    known: dict[str, int] = {}
+    codes = [math.nan if (text := text_of(value)) is None else known.setdefault(text, len(known)) for value in values]
+    return np.array(codes, np.float32), tuple(known)
+
+
+def code_map(source: Sequence[str], target: Sequence[str]) -> np.ndarray:
+    """For each text of a source its place in a target, [S] int64; -1 where it is not there.
+
+    Truth values are known as numbers and in any case too: tables and text write them so.
+
+    >>> code_map(("b", "c", "a"), ("a", "b")).tolist(), code_map(("True", "0"), ("false", "true")).tolist()
+    ([1, -1, 0], [1, 0])
+    """
+    places = {text: place for place, text in enumerate(target)}
+    if places and set(places) <= {"true", "false"}:
+        source = [_TRUTH.get(text, text.lower()) for text in source]
+    return np.array([places.get(text, -1) for text in source], np.int64)
+
+
+def recoded(codes: np.ndarray, source: Sequence[str], target: Sequence[str]) -> np.ndarray:
+    """Codes [N] float32 of a source's texts as those of a target's; -1 where it lacks the text, NaN stays."""
+    places = np.append(code_map(source, target), -1).astype(np.float32)
+    known = (codes >= 0) & (codes < len(source))  # NaN is neither
+    return np.where(np.isnan(codes), np.float32(np.nan), places[np.where(known, codes, len(source)).astype(np.int64)])
+
+
+def look_like_numbers(texts: Iterable[str]) -> bool:
+    """Whether a column of texts is more likely one of numbers with a mistake in it: half of the distinct ones look like numbers.
+
+    >>> look_like_numbers(["red", "2XL", "green"]), look_like_numbers(["0.5", "?", "nan"])
+    (False, True)
+    """
+    distinct = set(texts)
+    numbers = sum(text.lower() in WORDS_FOR_NULL or _NUMBER.fullmatch(text) is not None for text in distinct)
+    return bool(distinct) and 2 * numbers >= len(distinct)
+
+
+def is_named(name: str, place: int, patterns: Sequence[str | int]) -> bool:
+    """Whether a column is among those named by patterns such as "brand_*", or by place.
+
+    >>> is_named("brand_id", 0, ["brand_*"]), is_named("price", 3, [3]), is_named("price", 3, ["brand_*"])
+    (True, True, False)
+    """
+    return any(place == one if isinstance(one, int) else fnmatchcase(name, one) for one in patterns)
+
+
+def is_category_type(kind: Any) -> bool:
+    """Whether a column's type, of pandas, polars or pyarrow, says that it holds categories, texts or truth values.
+
+    >>> is_category_type("category"), is_category_type(np.dtype(bool)), is_category_type(np.dtype(float))
+    (True, True, False)
+    """
+    return re.split(r"[^a-z_0-9]", str(kind).lower())[0].removesuffix("ean") in _TYPES
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+def is_frame(X: Any) -> bool:
+    """Whether X is a frame of pandas or polars, or a table of pyarrow."""
+    return hasattr(X, "columns") and hasattr(X, "shape")
+
+
+def frame_names(X: Any) -> list[Any]:
+    """What the columns of a frame are called."""
+    return list(getattr(X, "column_names", X.columns))
+
+
+def split_frame(
+    X: Any, categorical: Sequence[str | int] | None, places: Iterable[int] | None = None
+) -> tuple[Any, dict[int, tuple[np.ndarray, tuple[str, ...]]]]:
+    """X without its columns of categories, and by place those columns' codes [N] and levels.
+
+    - `categorical`: names, patterns or places of columns beside those that a frame's types tell.
+    - `places`: of all columns that are categories, where that is known already.
+    """
+    frame = is_frame(X)
+    if not frame and not hasattr(X, "ndim"):
+        X = np.asarray(X, dtype=object) if categorical or places else X
+    count = X.shape[1] if getattr(X, "ndim", 2) == 2 and hasattr(X, "shape") else 0
+    names = frame_names(X) if frame else list(range(count))
+    chosen = [place for place in range(count) if _holds_categories(X, names, place, categorical, places)]
+    if not chosen:
+        return X, {}
+    found = {place: encoded(_values(X, place)) for place in chosen}
+    rest = [place for place in range(count) if place not in found]
+    if not frame:
+        return X[:, rest], found
+    kept = [names[place] for place in rest]
+    return X.iloc[:, rest] if hasattr(X, "iloc") else X.select(kept), found
+
+
+def numbers_of(X: Any) -> np.ndarray:
+    """An array, or the numbers of a frame, NaN where one is missing."""
+    if not is_frame(X):
+        return np.asarray(X)
+    if hasattr(X, "iloc"):
+        return X.to_numpy(dtype=np.float64, na_value=np.nan)
+    if hasattr(X, "column_names"):
+        columns = [column.to_numpy().astype(np.float64) for column in X.columns]
+        return np.stack(columns, 1) if columns else np.empty((X.num_rows, 0))
+    return X.to_numpy().astype(np.float64)
+
+
+def with_codes(numbers: np.ndarray, found: Mapping[int, tuple[np.ndarray, tuple[str, ...]]]) -> np.ndarray:
+    """All columns again, [N, F] float64: numbers in their order, codes at their places."""
+    count = (numbers.shape[1] if numbers.ndim == 2 else 0) + len(found)
+    rows = len(next(iter(found.values()))[0])
+    whole = np.empty((rows, count))
+    whole[:, [place for place in range(count) if place not in found]] = numbers.reshape(rows, -1)
+    for place, (codes, _) in found.items():
+        whole[:, place] = codes
+    return whole
+
+
+def _values(X: Any, place: int) -> Iterable[Any]:
+    if hasattr(X, "iloc"):
+        return X.iloc[:, place]
+    if hasattr(X, "column_names"):
+        return X.column(place).to_pylist()
+    return X.to_series(place) if is_frame(X) else X[:, place]
+
+
+def _holds_categories(
+    X: Any,
+    names: Sequence[Any],
+    place: int,
+    categorical: Sequence[str | int] | None,
+    places: Iterable[int] | None,
+) -> bool:
+    if places is not None:
+        return place in places
+    if is_named(str(names[place]), place, categorical or ()):
+        return True
+    if not is_frame(X):
+        return False
+    kind = str(_kind(X, place)).lower()
+    if kind == "object" or kind.startswith(("str", "large_str", "utf8")):
+        odd = [value for value in _values(X, place) if isinstance(value, str | bool)]
+        return (bool(odd) or kind != "object") and not look_like_numbers(map(str, odd))
+    return is_category_type(kind)
+
+
+def _kind(X: Any, place: int) -> Any:
+    """The type of a column."""
+    if hasattr(X, "iloc"):
+        return X.dtypes.iloc[place]
+    return X.schema.field(place).type if hasattr(X, "column_names") else X.dtypes[place]

@@ -1,0 +1,217 @@
+"""Categories are known by their texts: whatever frame holds them, in whatever order of levels, they get the same vectors."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+
+from rankgrad import NeuralRanker
+from rankgrad.data.categories import encoded, look_like_numbers, split_frame, text_of
+from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.scaling import RARE, Scaling, fit_scaling
+from rankgrad.metrics import ndcg
+
+ROWS = 60
+BRANDS = np.array(["acme", "", "Žižka", "3M", "acme "])[np.random.default_rng(0).integers(0, 5, ROWS)]
+
+
+def columns(seed=0):
+    """Numbers, texts (the empty one is missing), truth values, whole numbers that are categories, texts that are numbers."""
+    rng = np.random.default_rng(seed)
+    brands = [brand or None for brand in BRANDS]
+    return {
+        "price": rng.standard_normal(ROWS).tolist(),
+        "brand": brands,
+        "new": [None if n == 7 else n % 3 == 0 for n in range(ROWS)],
+        "shop": (np.arange(ROWS) % 4 + 10).tolist(),
+    }
+
+
+FRAMES = {
+    "pandas": lambda c: pd.DataFrame(c).assign(shop=lambda f: f["shop"].astype("category")),
+    "pandas, other levels": lambda c: pd.DataFrame(c).assign(
+        brand=lambda f: pd.Categorical(f["brand"], ["zzz", "3M", "acme ", "acme", "Žižka"]),
+        new=lambda f: f["new"].astype("boolean"),
+        shop=lambda f: pd.Categorical(f["shop"], [13, 10, 12, 11]),
+    ),
+    "pandas of objects": lambda c: pd.DataFrame(c, dtype=object).assign(
+        price=c["price"], shop=pd.Series(c["shop"]).astype("category")
+    ),
+    "polars": lambda c: pl.DataFrame(c).with_columns(pl.col("shop").cast(pl.String).cast(pl.Categorical)),
+    "polars enums": lambda c: pl.DataFrame(c).with_columns(
+        pl.col("shop").cast(pl.String).cast(pl.Enum(["13", "12", "11", "10"]))
+    ),
+    "pyarrow": lambda c: pa.table(c | {"shop": pa.array(c["shop"]).dictionary_encode()}),
+}
+
+
+def labels_and_ids():
+    return np.arange(ROWS) % 4, np.repeat(np.arange(ROWS // 6), 6)
+
+
+SMALL = {"model": "mlp", "hidden": (8,), "epochs": 3, "batch_size": 4, "random_state": 0, "device": "cpu"}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_every_frame_means_the_same(name):
+    y, qid = labels_and_ids()
+    expected = NeuralRanker(**SMALL).fit(FRAMES["pandas"](columns()), y, qid=qid)
+    scores = expected.predict(FRAMES["pandas"](columns()), qid=qid)
+    assert expected.scaling_.levels == {
+        1: ("3M", "acme", "acme ", "Žižka"), 2: ("false", "true"), 3: ("10", "11", "12", "13"),
+    }  # fmt: skip
+    frame = FRAMES[name](columns())
+    np.testing.assert_array_equal(expected.predict(frame, qid=qid), scores)
+    again = NeuralRanker(**SMALL).fit(frame, y, qid=qid)
+    np.testing.assert_array_equal(again.predict(frame, qid=qid), scores)
+    ranker = expected.ranker_
+    np.testing.assert_allclose(ranker.score(frame, sizes=[6] * 10), scores, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(ranker.score(frame[:6]), scores[:6], rtol=1e-5, atol=1e-6)
+
+
+def test_columns_of_an_array_are_named_by_place(tmp_path):
+    y, qid = labels_and_ids()
+    numbers = np.stack([np.random.default_rng(1).standard_normal(ROWS), np.arange(ROWS) % 5 + 100.0], 1)
+    ranker = NeuralRanker(categorical=[1], **SMALL).fit(numbers, y, qid=qid, eval_set=(numbers, y, qid))
+    assert ranker.scaling_.levels == {1: ("100", "101", "102", "103", "104")}
+    assert ranker.config_.data.categorical == ("1",)
+    scores = ranker.predict(numbers, qid=qid)
+    for same in (numbers.astype(np.float32), numbers.tolist(), numbers.astype(object)):
+        np.testing.assert_array_equal(ranker.predict(same, qid=qid), scores)
+        np.testing.assert_allclose(ranker.ranker_.score(same, sizes=[6] * 10), scores, atol=1e-6)
+    assert ranker.score(numbers, y, qid=qid) == ranker.score(numbers.tolist(), y, qid=qid)
+    ranker.save(tmp_path / "r.safetensors")
+    np.testing.assert_array_equal(NeuralRanker.load(tmp_path / "r.safetensors").predict(numbers, qid=qid), scores)
+    frame = pd.DataFrame(numbers, columns=["price", "shop_id"])
+    named = NeuralRanker(categorical=["shop*"], **SMALL).fit(frame, y, qid=qid)
+    np.testing.assert_array_equal(
+        named.predict(frame, qid=qid),
+        NeuralRanker(categorical=[1], **SMALL).fit(numbers, y, qid=qid).predict(numbers, qid=qid),
+    )
+
+
+HOW = {
+    "linear": {"model": "linear", "epochs": 2},
+    "transformer": {"recipe": "small", "width": 8, "feedforward": 8, "epochs": 2},
+    "members": {"members": 2, "hidden": (8,), "epochs": 2},
+    "shared": {"members": 2, "share": True, "hidden": (8,), "epochs": 2, "loss": "softmax"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.* queries are too few")
+@pytest.mark.parametrize("how", HOW)
+def test_every_model_takes_categories_and_keeps_them(how, tmp_path):
+    y, qid = labels_and_ids()
+    frame = FRAMES["pandas"](columns())
+    ranker = NeuralRanker(random_state=0, device="cpu", **HOW[how]).fit(frame, y, qid=qid)
+    scores = ranker.predict(frame, qid=qid)
+    assert np.isfinite(scores).all()
+    ranker.save(tmp_path / "r.safetensors")
+    np.testing.assert_array_equal(NeuralRanker.load(tmp_path / "r.safetensors").predict(frame, qid=qid), scores)
+    other = frame.assign(brand=frame["brand"].map(lambda b: "never seen" if b == "acme" else b))
+    strange = frame.assign(brand=frame["brand"].map(lambda b: "nor this" if b == "acme" else b))
+    unknown = ranker.predict(other, qid=qid)
+    assert not np.array_equal(unknown, scores)
+    np.testing.assert_array_equal(ranker.predict(strange, qid=qid), unknown)  # all unknown ones are one
+    missing = frame.assign(brand=frame["brand"].map(lambda b: None if b == "acme" else b))
+    assert not np.array_equal(ranker.predict(missing, qid=qid), unknown)
+
+
+@pytest.mark.slow
+def test_a_category_of_many_levels_may_be_all_there_is_to_learn():
+    """Beside LightGBM with the dtype `category`, which benchmarks/categories.py measures too."""
+    lightgbm = pytest.importorskip("lightgbm", reason="lightgbm is not installed")
+    effect = np.random.default_rng(9).standard_normal(200)
+
+    def make(queries, seed):
+        rng = np.random.default_rng(seed)
+        level, x = rng.integers(0, 200, 10 * queries), rng.standard_normal((10 * queries, 2))
+        y = np.digitize(effect[level] + 0.5 * rng.standard_normal(len(level)), [0.3, 1.0, 1.6, 2.2])
+        frame = pd.DataFrame(x, columns=["a", "b"])
+        frame["brand"] = pd.Categorical([f"b{i}" for i in level], [f"b{i}" for i in range(200)])
+        return frame, y, np.repeat(np.arange(queries), 10)
+
+    (frame, y, qid), (vali, vali_y, vali_qid), (test, test_y, test_qid) = make(300, 0), make(100, 1), make(200, 2)
+    trees = lightgbm.LGBMRanker(n_estimators=300, learning_rate=0.05, verbose=-1, n_jobs=1).fit(
+        frame, y, group=[10] * 300, eval_X=vali, eval_y=vali_y, eval_group=[[10] * 100],
+        callbacks=[lightgbm.early_stopping(30, verbose=False)],
+    )  # fmt: skip
+    ranker = NeuralRanker(members=2, epochs=20, hidden=(32, 32), random_state=0, device="cpu")
+    ranker.fit(frame, y, qid=qid, eval_set=(vali, vali_y, vali_qid))
+    found, theirs = (
+        ndcg(torch.from_numpy(np.asarray(s)).view(200, 10), torch.from_numpy(test_y).view(200, 10), k=10).mean()
+        for s in (ranker.predict(test, qid=test_qid), trees.predict(test))
+    )
+    assert found > theirs - 0.01
+
+
+# --- texts and codes --------------------------------------------------------------------------------------------------
+
+
+def test_texts_of_values():
+    values = (
+        np.float32(2),
+        np.int8(-3),
+        np.bool_(True),
+        np.str_("ü"),
+        pd.NA,
+        pd.NaT,
+        np.float64("nan"),
+        1e300,
+        0.1,
+        b"x",
+    )
+    assert [text_of(v) for v in values] == ["2", "-3", "true", "ü", None, None, None, str(int(1e300)), "0.1", "b'x'"]
+    codes, levels = encoded([])
+    assert codes.dtype == np.float32 and len(codes) == 0 and levels == ()
+
+
+def test_texts_that_are_numbers_stay_numbers():
+    frame = pd.DataFrame({"a": ["1.5", "2", "nan", None], "b": ["x", "2XL", "7up", "y"], "c": [1, 2, 3, 4]})
+    rest, found = split_frame(frame, None)
+    assert list(rest.columns) == ["a", "c"] and list(found) == [1]
+    assert not look_like_numbers([]) and look_like_numbers(["0x10"]) and not look_like_numbers(["red"])
+    assert list(split_frame(frame, ["a"])[1]) == [0, 1]
+
+
+def lists(codes, texts, **other):
+    features = np.stack([np.arange(len(codes), dtype=np.float32), np.float32(codes)], 1)
+    return RankingDataset(features, np.zeros(len(codes)), [0, len(codes)], [1], categories={1: texts}, **other)
+
+
+@pytest.mark.parametrize("kind", ["auto", "standard", "quantile", "quantile_auto", "none", "symlog"])
+def test_rare_levels_are_unknown(kind):
+    codes = [0] * RARE + [1] * (RARE - 1) + [2] * RARE + [np.nan, -1]
+    scaling = fit_scaling(lists(codes, ("z", "rare", "a", "unused")), kind)
+    assert scaling.levels == {1: ("a", "z")} and scaling.codes == {1: 4}
+    assert scaling.inputs == 2 and len(scaling.indicators) == 0  # a missing category has a code, and no indicator
+    back = Scaling.from_state(scaling.to_state())
+    other = lists([0, 1, 2, 3, np.nan, -1, 7, 0.5], ("a", "ä", "z", "rare"))
+    for one in (scaling, back):
+        assert one.of(other).apply(other.features)[:, 1].tolist() == [0, 2, 1, 2, 3, 2, 2, 0]
+        assert one.apply(np.float32([[0, 0], [0, 1], [0, 2]]))[:, 1].tolist() == [0, 1, 2]  # codes of its own levels
+
+
+def test_a_model_of_numbers_does_not_take_categories_nor_the_other_way_round():
+    codes = lists([0, 1, 0, 1, 0, 1], ("a", "b"), feature_names=("n", "brand"))
+    numbers = RankingDataset(codes.features, codes.labels, codes.offsets, codes.query_ids, codes.feature_names)
+    for fitted, other in ((codes, numbers), (numbers, codes)):
+        with pytest.raises(ValueError, match="column 'brand' holds .* trained on .*data.categorical"):
+            fit_scaling(fitted, "standard").of(other)
+
+
+def test_datasets_keep_their_levels(tmp_path):
+    data = lists([1, 0, np.nan], ("b", "ü\n"))
+    data.save(tmp_path / "saved")
+    assert RankingDataset.open(tmp_path / "saved").categories == {1: ("b", "ü\n")} == data.select([0]).categories
+    both = RankingDataset.concatenate([data, lists([0, 1, 0], ("c", "b"))])
+    assert both.categories == {1: ("b", "ü\n", "c")}
+    np.testing.assert_array_equal(both.features[:, 1], np.float32([1, 0, np.nan, 2, 0, 2]))
+    plain = RankingDataset([[1.0, 2.0]], [0], [0, 1], [1])
+    with pytest.raises(ValueError, match="columns of categories"):
+        RankingDataset.concatenate([data, plain])
+    for wrong in ({2: ("a",)}, {0: ("a", "a")}, {0: (1,)}):
+        with pytest.raises(ValueError, match="categories names column"):
+            RankingDataset([[1.0, 2.0]], [0], [0, 1], [1], categories=wrong)
