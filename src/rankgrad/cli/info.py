@@ -19,6 +19,7 @@ EXTRAS = {
     "LightGBM as a rival": ("lightgbm", "pip install 'rankgrad[gbdt]'"),
     "XGBoost as a rival": ("xgboost", "pip install 'rankgrad[gbdt]'"),
     "CatBoost as a rival": ("catboost", "pip install 'rankgrad[catboost]'"),
+    "a search of settings": ("optuna", "pip install 'rankgrad[tune]'"),
     "the scikit-learn estimator": ("sklearn", "pip install 'rankgrad[sklearn]'"),
 }
 
