@@ -146,7 +146,6 @@ def test_categories_of_frames():
         ("decimal", [decimal.Decimal("1.25")] * 4, [1.25] * 4),
         ("nothing", pa.nulls(4), [np.nan] * 4),
         ("half", pa.array([1, 2, 3, 4], pa.float16()), [1, 2, 4, 3]),
-        ("category", pa.array([1.5, 2, 2, 1.5]).dictionary_encode(), [1.5, 2, 1.5, 2]),
         ("nan", [np.nan, 1.0, None, 2.0], [np.nan, 1, 2, np.nan]),
         ("big", [1e300, -1e300, 3.4e38, 0.0], [np.float32(3.4028235e38), -np.float32(3.4028235e38), 0, 3.4e38]),
     ],
@@ -155,6 +154,45 @@ def test_feature_columns_become_float32(column, values, expected):
     data = read_table(arrow(**{column: values}), features=[column])
     np.testing.assert_array_equal(data.features[:, 0], np.array(expected, np.float32))
     assert data.provenance["clamped"] == (2 if column == "big" else 0)
+
+
+CATEGORIES = {
+    "text": (["red", None, "", "blå"], [0, np.nan, 1, np.nan], ("red", "blå")),
+    "dictionary": (pa.array(["red", None, "blue", "red"]).dictionary_encode(), [0, np.nan, 0, 1], ("red", "blue")),
+    "views": (pa.array(["red", "red", "blue", "red"], pa.string_view()), [0, 0, 0, 1], ("red", "blue")),
+    "numbers": (pa.array([1.5, 2, 3, 1.5]).dictionary_encode(), [0, 1, 0, 2], ("1.5", "2", "3")),
+    "truth": ([True, None, False, True], [1, np.nan, 1, 0], ("false", "true")),
+}
+
+
+@pytest.mark.parametrize("name", CATEGORIES)
+def test_types_tell_categories(name):
+    values, codes, levels = CATEGORIES[name]
+    data = read_table(arrow(kind=values), features=["a", "kind"])
+    assert data.categories == {1: levels}
+    np.testing.assert_array_equal(data.features[:, 1], np.float32(codes))
+    assert data.provenance["missing"] == 1 + int(np.isnan(codes).sum())
+    if name in ("numbers", "truth"):
+        assert not read_table(arrow(kind=values), features=["a", "kind"], by_type=False).categories
+    else:
+        with pytest.raises(ValueError, match="column 'kind' is 're?d?.*categorical"):
+            read_table(arrow(kind=values), features=["a", "kind"], by_type=False)
+
+
+def test_columns_of_categories_are_named(tmp_path):
+    shops = {"shop_id": [7.0, 8.0, None, 7.0], "size": ["10", "2XL", "11", "x"]}
+    pd.DataFrame(COLUMNS | shops).to_csv(tmp_path / "x.csv", index=False)  # which writes 7.0 for 7
+    for source in (arrow(**shops), tmp_path / "x.csv", pd.DataFrame(COLUMNS | shops)):
+        data = read_table(source, features=["shop_id", "size"], categorical=["shop*", "size"])
+        assert data.categories == {0: ("7", "8"), 1: ("10", "2XL", "11", "x")}
+        np.testing.assert_array_equal(data.features, np.float32([[0, 0], [1, 1], [0, 3], [np.nan, 2]]))
+    with pytest.raises(ValueError, match="column 'size' is '2XL'.*expected numbers.*--set data.categorical="):
+        read_table(arrow(**shops), features=["size"])  # half of them are numbers
+    with pytest.raises(ValueError, match="categorical is the text 'size'"):
+        read_table(arrow(**shops), categorical="size")
+    two = read_table([arrow(kind=["b", "a", "b", "b"]), arrow(kind=pa.array(["c", "a", "a", "c"]).dictionary_encode())])
+    assert two.categories == {1: ("false", "true"), 3: ("b", "a", "c")}
+    assert two.in_source_order(two.features[:, 3]).tolist() == [0, 1, 0, 0, 2, 1, 1, 2]
 
 
 REFUSED = [

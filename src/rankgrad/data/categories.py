@@ -49,9 +49,34 @@ def encoded(values: Iterable[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
     >>> codes.tolist(), levels
     ([0.0, nan, 1.0, 0.0], ('b', 'a'))
     """
-    known: dict[str, int] = {}
-    codes = [math.nan if (text := text_of(value)) is None else known.setdefault(text, len(known)) for value in values]
-    return np.array(codes, np.float32), tuple(known)
+    coder = Coder()
+    return coder.codes(values), coder.levels
+
+
+class Coder:
+    """Gives codes to values that come part by part: a text has the code that it was given first.
+
+    >>> coder = Coder()
+    >>> coder.codes(["b", "a"]).tolist(), coder.codes(["c", "a"]).tolist(), coder.levels
+    ([0.0, 1.0], [2.0, 1.0], ('b', 'a', 'c'))
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The texts that 0, 1, ... stand for."""
+        return tuple(self._known)
+
+    def codes(self, values: Iterable[Any]) -> np.ndarray:
+        """Codes [N] float32, NaN where a value is missing."""
+        texts = [text_of(value) for value in values]
+        if not self._known and {*texts} - {None} and {*texts} <= {"false", "true", None}:
+            self._known = {"false": 0, "true": 1}  # as if they were numbers
+        known = self._known
+        codes = [math.nan if text is None else known.setdefault(text, len(known)) for text in texts]
+        return np.array(codes, np.float32)
 
 
 def code_map(source: Sequence[str], target: Sequence[str]) -> np.ndarray:

@@ -30,8 +30,8 @@ Splits = dict[str, Callable[[], RankingDataset]]  # each read when it is asked f
 class Columns(NamedTuple):
     """How files are to be understood: which columns of a table hold what (see `read_table`), and what is missing where.
 
-    `features` and `ignore` choose the columns that are learned from; () is all. `missing`: "zero" (a feature that a line of text does not name is 0), "nan" (it is missing,
-    and a line may write nan for a value), or "all_zero" (as "zero", and null and NaN of tables are 0 too, as they were to
+    `features` and `ignore` choose the columns that are learned from, () is all; `categorical` and `by_type` say which of them hold
+    categories. `missing`: "zero" (a feature that a line of text does not name is 0), "nan" (it is missing, and a line may write nan for a value), or "all_zero" (as "zero", and null and NaN of tables are 0 too, as they were to
     runs whose configuration does not say what is missing). `zero_based`: the first feature of text has index 0.
     """
 
@@ -44,12 +44,15 @@ class Columns(NamedTuple):
     ignore: tuple[str, ...] = ()
     document: str | None = None
     document_weight: str | None = None
+    categorical: tuple[str, ...] = ()
+    by_type: bool = True
 
     def of_table(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """What `read_table` is told; `names` are the features a model expects, if there is one."""
         chosen = {"features": self.features or None, "ignore": self.ignore} if names is None else {"features": names}
         roles = {name: getattr(self, name) for name in ("label", "qid", "weight", "document", "document_weight")}
-        return {**roles, **chosen, "missing": 0.0 if self.missing == "all_zero" else math.nan}
+        kinds = {"categorical": self.categorical, "by_type": self.by_type}
+        return {**roles, **chosen, **kinds, "missing": 0.0 if self.missing == "all_zero" else math.nan}
 
     def of_text(self) -> dict[str, Any]:
         """What `read_svmlight` is told."""
@@ -94,10 +97,13 @@ def read_splits(
     found = _splits_of(source, columns=columns)
     if found is None:
         return dict(read_layout(recognise(source, fold=fold), progress, **columns.of_text()))
-    splits = {split: read() for split, read in found.items()}
-    if "train" not in splits:
-        raise ValueError(f"{source} has no train split; it has {', '.join(splits)}; add one")
-    first = splits["train"]
+    if "train" not in found:
+        raise ValueError(f"{source} has no train split; it has {', '.join(found)}; add one")
+    first = found["train"]()
+    if first.feature_names is not None:  # the others hold categories where it does, whatever their types
+        known = tuple(first.feature_names[column] for column in first.categories)
+        found = _splits_of(source, columns=columns._replace(categorical=known, by_type=False)) or found
+    splits = {split: first if split == "train" else read() for split, read in found.items()}
     for split, data in splits.items():
         if (data.features.shape[1], data.feature_names) != (first.features.shape[1], first.feature_names):
             raise ValueError(

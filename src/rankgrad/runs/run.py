@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from rankgrad.checks import whole
+from rankgrad.data.categories import Levels
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import check_source, read_lists
 from rankgrad.errors import InterruptedRunError, NonFiniteError
@@ -416,6 +417,10 @@ class ScoringRun(Protocol):
     def names(self) -> tuple[str, ...] | None:
         """What they are called."""
 
+    @property
+    def categories(self) -> Levels:
+        """The levels of those that hold categories, by column."""
+
     def read(
         self, source: str, *, split: str = "test", labelled: bool = True, document: str | None = None
     ) -> RankingDataset:
@@ -439,6 +444,9 @@ def read_for(
         raise ValueError(f"{source} is a run; expected DATA, the lists it is to rank, after the runs; name them last")
     data = run.config.data
     columns = columns_of(data)._replace(weight=None, document_weight=None)  # weights are for learning
+    if run.names is not None:  # what the lists hold does not tell any more which columns are categories
+        known = tuple(run.names[column] for column in run.categories)
+        columns = columns._replace(categorical=known, by_type=False)
     if labelled or document is not None:  # ids are for rankings
         columns = columns._replace(document=document)
     lists = read_lists(
@@ -484,6 +492,11 @@ class Run:
     def names(self) -> tuple[str, ...] | None:
         """What they are called."""
         return self.ranker.names
+
+    @property
+    def categories(self) -> Levels:
+        """The levels of those that hold categories, by column."""
+        return self.ranker.scaling.levels
 
     def read(
         self, source: str, *, split: str = "test", labelled: bool = True, document: str | None = None

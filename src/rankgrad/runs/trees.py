@@ -8,13 +8,14 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from rankgrad.data.categories import Levels
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.errors import InterruptedRunError
 from rankgrad.files import write_atomically
@@ -130,6 +131,7 @@ def _grow_run(folder: Path, config: Config) -> Iterator[Grown | Finished]:
     versions()  # asks for the commit now, not when something else may have been checked out
     how, count = boosting_of(config), config.members.count
     splits = unscaled_splits(config)
+    splits = {name: split.recoded(splits["train"].categories) for name, split in splits.items()}
     folds = _folds(config, splits)
     metric = metric_that_chooses(config)
     if not can_choose(splits["vali"], metric):
@@ -309,7 +311,9 @@ def _write_models(
         model.save(file)
         written.append({"file": file.name, "rounds": model.kept, "sha256": _digest(file)})
     names = None if data.feature_names is None else list(data.feature_names)
-    columns = {"features": data.features.shape[1], "feature_names": names}
+    columns: dict[str, Any] = {"features": data.features.shape[1], "feature_names": names}
+    if data.categories:
+        columns["categories"] = {str(column): texts for column, texts in data.categories.items()}
     known = {**facts, "version": version_of(library), **columns, "models": written}
     write_atomically(folder / files.TREES, (json.dumps(known, indent=2) + "\n").encode())
 
@@ -337,6 +341,7 @@ class TreeRun:
     features: int
     names: tuple[str, ...] | None
     scores: Callable[[RankingDataset], np.ndarray]
+    categories: Levels = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> "TreeRun":
@@ -357,7 +362,9 @@ class TreeRun:
             models.append(load_trees(library, file))
         names = facts.get("feature_names")
         score = averaged([model.score for model in models])
-        return cls(folder, _config_of(folder, facts), models[0].features, tuple(names) if names else None, score)
+        levels = {int(column): tuple(texts) for column, texts in facts.get("categories", {}).items()}
+        known = tuple(names) if names else None
+        return cls(folder, _config_of(folder, facts), models[0].features, known, score, levels)
 
     def read(
         self, source: str, *, split: str = "test", labelled: bool = True, document: str | None = None
@@ -367,7 +374,12 @@ class TreeRun:
 
     def score(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""
-        return self.scores(data).astype(np.float32)
+        if {*data.categories} != {*self.categories}:
+            raise ValueError(
+                f"columns {sorted(data.categories)} of the lists hold categories and {sorted(self.categories)} of {self.folder} do; "
+                "expected the same; read them with its `read`"
+            )
+        return self.scores(data.recoded(self.categories)).astype(np.float32)
 
     def evaluate(self, data: RankingDataset, metrics: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
         """Per-query metrics, [Q], NaN at empty queries."""

@@ -69,8 +69,9 @@ def hold_out(data: RankingDataset, share: float, seed: int) -> tuple[RankingData
 
 
 def columns_of(data: Data) -> Columns:
-    """How a configuration wants files to be understood."""
-    return Columns(**{name: getattr(data, name) for name in Columns._fields})
+    """How a configuration wants files to be understood; before there were categories truth values were numbers."""
+    given = {name: getattr(data, name) for name in Columns._fields if name != "by_type"}
+    return Columns(**given, by_type=data.missing != "all_zero")
 
 
 def unscaled_splits(config: Config) -> dict[str, RankingDataset]:

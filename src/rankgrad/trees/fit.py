@@ -1,6 +1,7 @@
 """Growing, scoring, saving and loading trees of XGBoost, LightGBM and CatBoost.
 
-A library is imported when its trees are fitted or loaded. Features are not scaled: the splits of a tree do not depend on it.
+A library is imported when its trees are fitted or loaded. Features are not scaled: the splits of a tree do not
+depend on it. Missing values stay missing, and categories go to the libraries as categories.
 """
 
 import importlib.util
@@ -125,17 +126,19 @@ def _lightgbm(
         **settings,
     }
     weight = None if train.weights is None else np.repeat(train.weights, train.lengths)
-    fitted = lightgbm.Dataset(np.asarray(train.features), train.labels, group=train.lengths, weight=weight)
-    validation = (
-        [] if vali is None else [fitted.create_valid(np.asarray(vali.features), vali.labels, group=vali.lengths)]
+    fitted = lightgbm.Dataset(
+        _matrix(train),
+        train.labels,
+        group=train.lengths,
+        weight=weight,
+        categorical_feature=[*train.categories],
     )
+    validation = [] if vali is None else [fitted.create_valid(_matrix(vali), vali.labels, group=vali.lengths)]
     stop: list[Any] = [lightgbm.early_stopping(how.patience, verbose=False)] if validation else []
     booster = lightgbm.train(parameters, fitted, how.rounds, valid_sets=validation, callbacks=stop)
     kept = booster.best_iteration if validation else how.rounds
     return FittedTrees(
-        lambda data: np.asarray(
-            booster.predict(np.asarray(data.features), num_iteration=kept, num_threads=how.threads)
-        ),
+        lambda data: np.asarray(booster.predict(_matrix(data), num_iteration=kept, num_threads=how.threads)),
         kept,
         min(how.rounds, kept + how.patience) if validation else how.rounds,  # what came after the best round is dropped
         lambda path: booster.save_model(path, num_iteration=kept),
@@ -146,7 +149,7 @@ def _load_lightgbm(path: Path) -> LoadedTrees:
     import lightgbm
 
     booster = lightgbm.Booster(model_file=path)
-    return LoadedTrees(lambda data: np.asarray(booster.predict(np.asarray(data.features))), booster.num_feature())
+    return LoadedTrees(lambda data: np.asarray(booster.predict(_matrix(data))), booster.num_feature())
 
 
 def _xgboost(
@@ -156,9 +159,8 @@ def _xgboost(
 
     def matrix(data: RankingDataset, weights: np.ndarray | None = None) -> Any:
         query = np.repeat(np.arange(len(data)), data.lengths)
-        return xgboost.DMatrix(
-            np.asarray(data.features), data.labels, weight=weights, qid=query, nthread=how.threads or None
-        )
+        known = {"weight": weights, "qid": query, "nthread": how.threads or None}
+        return xgboost.DMatrix(_matrix(data), data.labels, **known, **_xgboost_types(data))
 
     parameters = {
         **({"base_score": 0.0} if how.own else {"objective": how.objective}),
@@ -195,7 +197,16 @@ def _load_xgboost(path: Path) -> LoadedTrees:
     import xgboost
 
     booster = xgboost.Booster(model_file=path)
-    return LoadedTrees(lambda data: booster.predict(xgboost.DMatrix(np.asarray(data.features))), booster.num_features())
+    return LoadedTrees(
+        lambda data: booster.predict(xgboost.DMatrix(_matrix(data), **_xgboost_types(data))), booster.num_features()
+    )
+
+
+def _xgboost_types(data: RankingDataset) -> dict[str, Any]:
+    if not data.categories:
+        return {}
+    kinds = ["c" if column in data.categories else "q" for column in range(data.features.shape[1])]
+    return {"feature_types": kinds, "enable_categorical": True}
 
 
 def _catboost(
@@ -206,7 +217,9 @@ def _catboost(
     def pool(data: RankingDataset, weights: np.ndarray | None = None) -> Any:
         query = np.repeat(np.arange(len(data)), data.lengths)
         weighted = {} if weights is None else {"group_weight": np.repeat(weights, data.lengths)}
-        return catboost.Pool(np.asarray(data.features), data.labels, group_id=query, **weighted)
+        return catboost.Pool(
+            _catboost_matrix(data), data.labels, cat_features=[*data.categories], group_id=query, **weighted
+        )
 
     parameters = {
         "loss_function": how.objective,
@@ -237,7 +250,27 @@ def _load_catboost(path: Path) -> LoadedTrees:
 
     model = catboost.CatBoost()
     model.load_model(str(path))
-    return LoadedTrees(lambda data: model.predict(np.asarray(data.features)), len(model.feature_names_))
+    return LoadedTrees(lambda data: model.predict(_catboost_matrix(data)), len(model.feature_names_))
+
+
+def _catboost_matrix(data: RankingDataset) -> np.ndarray:
+    """CatBoost takes categories as integers; -1 is an unknown or a missing one."""
+    features = _matrix(data)
+    if data.categories:
+        features, numbers = features.astype(object), features
+        for column in data.categories:
+            features[:, column] = np.nan_to_num(numbers[:, column], nan=-1).astype(np.int64)
+    return features
+
+
+def _matrix(data: RankingDataset) -> np.ndarray:
+    """The features [N, F], NaN where a value is missing or a category unknown; codes must be those of the train split."""
+    features = np.asarray(data.features)
+    if data.categories:
+        columns = [*data.categories]
+        features = features.copy()
+        features[:, columns] = np.where(features[:, columns] < 0, np.nan, features[:, columns])
+    return features
 
 
 def _own_objective(how: Boosting) -> TreeObjective:

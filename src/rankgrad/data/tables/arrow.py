@@ -37,8 +37,8 @@ def kind_of(path: Path) -> str | None:
 def open_table(source: Any, number: int, qid: str, wanted: Callable[[str], bool]) -> Table:
     """An Arrow table of a path or a frame, with a duplicate column name refused.
 
-    A CSV file leaves the type of its columns open: `qid` is read as text or numbers, `wanted` columns as numbers, and
-    the others as text, which takes anything.
+    A CSV file leaves the type of its columns open: `qid` is read as text or numbers, `wanted` columns as numbers or what they
+    look like, and the others as text, which takes anything.
     """
     pyarrow = import_pyarrow()
     package = type(source).__module__.split(".")[0]
@@ -186,7 +186,8 @@ def at(table: Table, row: int, name: str) -> str:
 def expect_numbers(
     table: Table,
     name: str,
-    hint: str = "convert the column, or leave it out (--set data.ignore= in train, ignore= or features= in Python)",
+    hint: str = "convert the column, leave it out (--set data.ignore= in train, ignore= or features= in Python), or take its values "
+    "for categories (--set data.categorical=, categorical=)",
 ) -> None:
     types = import_pyarrow().types
     column = plain(table.arrow[name])

@@ -10,19 +10,23 @@ import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from rankgrad.checks import one_of
+from rankgrad.data.categories import Coder, look_like_numbers
 from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset
 from rankgrad.data.grouping import as_missing, first_return, group_rows, one_per_query
 from rankgrad.data.tables.arrow import (
+    TEXT,
     Table,
     at,
     expect_numbers,
     import_pyarrow,
     is_text,
+    kind_of,
     open_table,
     plain,
     reads_as_number,
@@ -51,6 +55,8 @@ def read_table(
     weight: str | None = None,
     document: str | None = None,
     document_weight: str | None = None,
+    categorical: Sequence[str] = (),
+    by_type: bool = True,
     missing: float = float("nan"),
     scattered: Literal["group", "refuse"] = "group",
     labelled: bool = True,
@@ -61,7 +67,7 @@ def read_table(
       pandas or polars DataFrame, or a list of these, read as one table.
     - `label`: the column of labels: finite numbers, not negative, never null.
     - `qid`: the column of query ids: integers or text, never null.
-    - `features`: the feature columns, in this order: numbers or booleans. A name that no column has may be a pattern such
+    - `features`: the feature columns, in this order: numbers or categories. A name that no column has may be a pattern such
       as "bm25*" or "tf_[ab]". None takes all columns but the others named here, in the order of the first table, without
       those in which pandas stores a row index.
     - `ignore`: names and patterns of columns that are no features.
@@ -69,6 +75,9 @@ def read_table(
     - `document`: a column of document ids, integers or texts, never null, which becomes `document_ids`; it may be absent
       where `labelled` is False. None: no ids.
     - `document_weight`: a column with a weight for every document, never null. None: no such weights.
+    - `categorical`: names and patterns of columns whose values are categories, beside those of which the type says so.
+    - `by_type`: whether columns of the types category and boolean hold categories, and those of text, unless half of the distinct
+      ones look like numbers; if not, truth values are 0 and 1 and text is refused.
     - `missing`: what null and NaN features become: a number that float32 holds, or NaN.
     - `scattered`: where the rows of a query are not together, "group" moves them to the query's first row and "refuse"
       raises an error; `in_source_order` puts results back.
@@ -91,7 +100,7 @@ def read_table(
     missing = as_missing(missing)
     named = {"label": label, "qid": qid, "weight": weight, "document": document, "document_weight": document_weight}
     roles = {role: name for role, name in named.items() if name is not None}
-    _expect_names([*roles.values()], features, ignore)
+    _expect_names([*roles.values()], {"features": features or (), "ignore": ignore, "categorical": categorical})
     if not labelled:
         del roles["label"]
 
@@ -99,6 +108,8 @@ def read_table(
         """Whether a column of a CSV file is read as numbers."""
         if name in roles.values():
             return name != document
+        if matches(name, categorical):
+            return False
         return name != label and not matches(name, ignore) and (features is None or matches(name, features))
 
     tables = [open_table(one, number, qid, wanted) for number, one in enumerate(_as_list(source))]
@@ -113,11 +124,16 @@ def read_table(
     total = sum(table.arrow.num_rows for table in tables)
     if total == 0:
         raise ValueError(f"{tables[0].name} has no rows; expected one row per document")
+    coders = {
+        place: Coder()
+        for place, name in enumerate(names)
+        if matches(name, categorical) or (by_type and any(holds_categories(table, name) for table in tables))
+    }
     matrix = np.empty((total, len(names)), np.float32)
     counts: dict[str, Any] = {"missing": 0, "clamped": 0}
     done = 0
     for table in tables:
-        _fill(matrix[done : done + table.arrow.num_rows], table, names, missing, counts)
+        _fill(matrix[done : done + table.arrow.num_rows], table, names, missing, counts, coders)
         done += table.arrow.num_rows
     if counts["clamped"]:
         logger.warning(
@@ -152,6 +168,7 @@ def read_table(
         {"sources": [table.name for table in tables], "rows": total, **counts},
         document_ids,
         document_weights,
+        {place: coder.levels for place, coder in coders.items()},
     )
 
 
@@ -167,11 +184,11 @@ def _as_list(source: Any) -> list[Any]:
     return sources
 
 
-def _expect_names(roles: list[str], features: Sequence[str] | None, ignore: Sequence[str]) -> None:
-    for argument, given in (("features", features), ("ignore", ignore)):
+def _expect_names(roles: list[str], lists: Mapping[str, Sequence[str]]) -> None:
+    for argument, given in lists.items():
         if isinstance(given, str):
             raise ValueError(f"{argument} is the text {given!r}; expected a list of column names")
-    for name in (*roles, *(features or ()), *ignore):
+    for name in (*roles, *(name for given in lists.values() for name in given)):
         if not isinstance(name, str):
             raise ValueError(f"a column is named {name!r}; expected names as text; write {str(name)!r}")
 
@@ -231,14 +248,25 @@ def _named_columns(table: Table) -> list[str]:
     return [name for name in names if name not in stored and not name.startswith("__index_level_")]
 
 
-def _fill(matrix: np.ndarray, table: Table, names: list[str], missing: float, counts: dict[str, Any]) -> None:
-    """Write the columns into matrix [rows, F] as float32; count missing and clamped values."""
-    for name in names:
-        expect_numbers(table, name)
+def _fill(
+    matrix: np.ndarray,
+    table: Table,
+    names: list[str],
+    missing: float,
+    counts: dict[str, Any],
+    coders: Mapping[int, Coder],
+) -> None:
+    """Write the columns into matrix [rows, F] as float32, those with a coder as its codes; count missing and clamped values."""
+    for place, coder in coders.items():
+        matrix[:, place] = category_codes(table, names[place], coder)
+        counts["missing"] += int(np.isnan(matrix[:, place]).sum())
+    numbers_at = [place for place in range(len(names)) if place not in coders]
+    for place in numbers_at:
+        expect_numbers(table, names[place])
     begin = 0
-    for batch in table.arrow.select(names).to_batches(max_chunksize=ROWS):
+    for batch in table.arrow.select([names[place] for place in numbers_at]).to_batches(max_chunksize=ROWS):
         block = matrix[begin : begin + batch.num_rows]
-        for j, column in enumerate(batch.columns):
+        for j, column in zip(numbers_at, batch.columns):
             values = _numbers(column)
             if np.isinf(values).any():
                 row = begin + int(np.argmax(np.isinf(values)))
@@ -254,6 +282,27 @@ def _fill(matrix: np.ndarray, table: Table, names: list[str], missing: float, co
             numbers[beyond] = np.copysign(np.float32(MAX_FLOAT32), numbers[beyond])
             block[:, j] = numbers
         begin += batch.num_rows
+
+
+def holds_categories(table: Table, name: str) -> bool:
+    """Whether the type of a column says that its values are categories, and of texts also the texts."""
+    pyarrow = import_pyarrow()
+    column = table.arrow[name]
+    if pyarrow.types.is_dictionary(column.type) or pyarrow.types.is_boolean(column.type):
+        return True
+    texts = plain(column).unique().drop_null().to_pylist() if is_text(column.type) else []
+    return any(texts) and not look_like_numbers(text for text in texts if text)
+
+
+def category_codes(table: Table, name: str, coder: Coder) -> np.ndarray:
+    """Codes [rows] float32 of a column of categories, NaN where one is missing."""
+    column = plain(table.arrow[name]).combine_chunks()
+    coded = column.dictionary_encode()
+    values = coded.dictionary.to_pylist()
+    if kind_of(Path(table.name)) in TEXT:  # which does not tell 3 from 3.0, as pandas writes it beside a missing one
+        values = [re.sub(r"^([+-]?\d+)\.0+$", r"\1", value) if isinstance(value, str) else value for value in values]
+    codes = np.append(coder.codes(values), np.float32(np.nan))
+    return codes[coded.indices.fill_null(len(values)).to_numpy()]
 
 
 def _numbers(column: Any) -> np.ndarray:
