@@ -19,21 +19,14 @@ of the speed. Signed and unsigned must not meet in one expression (numba makes t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
+from rankgrad import jit
 from rankgrad.data.dataset import MAX_FLOAT32
 from rankgrad.data.svmlight.blocks import CLAMPED, CLAMPED_LINE, ENTRIES, LINES, ROWS, SEEN, WIDEST, WIDEST_LINE
 
-try:
-    import numba
-except ImportError:  # a version of Python that numba does not support yet
-    numba = None  # type: ignore[assignment]
-
-# If False, the strict reader reads every line.
-COMPILED = numba is not None and not getattr(numba.config, "DISABLE_JIT", False)
+COMPILED = jit.COMPILED  # if False, the strict reader reads every line
+_compile = jit.compiled()
 
 _U = np.uint64
 _ONE, _TWO, _FOUR, _ZERO_DIGIT, _NINE, _BASE = _U(1), _U(2), _U(4), _U(48), _U(9), _U(10)
@@ -45,15 +38,6 @@ _TENTH = np.array([float(f"1e-{e}") for e in range(_DIGITS + 1)])
 _LAST_BITS, _MIDDLE, _WINDOW = (1 << 29) - 1, 1 << 28, 4
 _EXACT = 1 << 53  # integers below are exact in float64
 _LARGEST_DOUBLE = 179769313486231580  # the first 18 digits of where float64 overflows
-
-
-def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    if numba is None:
-        return function
-    try:
-        return numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # no folder to cache the compiled code in: compile once per process
-        return numba.njit(nogil=True)(function)
 
 
 @_compile
