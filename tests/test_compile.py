@@ -187,8 +187,8 @@ def on_the_device(given):
     return [tensor.cuda() for tensor in given] if CUDA else given
 
 
-def few_rounds(name):
-    return {"backend": "triton", **({"sinkhorn_iters": 2} if takes(name, "sinkhorn_iters") else {})}
+def few_rounds(name, backend="triton"):
+    return {"backend": backend, **({"sinkhorn_iters": 2} if takes(name, "sinkhorn_iters") else {})}
 
 
 @pytest.mark.slow
@@ -200,17 +200,23 @@ def test_kernels_are_compiled_as_operators(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WITH_KERNELS)
-def test_kernels_by_torch_func(name):
-    pytest.importorskip("triton")
-    scores, *others = on_the_device([tensor[:2] for tensor in inputs(name)])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "triton") for name in WITH_KERNELS), ("neural_ndcg", "numba"), ("neural_map", "numba")],
+)
+def test_kernels_by_torch_func(name, backend):
+    pytest.importorskip(backend)
+    scores, *others = [tensor[:2] for tensor in inputs(name)]
+    if backend == "triton":
+        scores, *others = on_the_device([scores, *others])
+    rounds = few_rounds(name, backend)
     for reduction in ("none", "mean"):
-        alone = function_of(name, reduction=reduction, **few_rounds(name))
-        per_list = function_of(name, reduction="none", **few_rounds(name))
+        alone = function_of(name, reduction=reduction, **rounds)
+        per_list = function_of(name, reduction="none", **rounds)
         expected, slope = value_and_grad(per_list, scores, *others)
         close(torch.func.vmap(alone)(scores, *others), expected)
         close(torch.func.vmap(torch.func.grad(alone))(scores, *others), slope)
-    mean = function_of(name, **few_rounds(name))
+    mean = function_of(name, **rounds)
     _, slope = value_and_grad(mean, scores, *others)
     close(torch.func.grad(mean)(scores, *others), slope)
     pairs = [torch.stack([tensor, tensor.flip(0)]) for tensor in (scores, *others)]  # batches of lists

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rankgrad.checks import one_of
+from rankgrad.kernels import BACKENDS
 from rankgrad.losses import LossSpec
 from rankgrad.training.build import parse_loss
 
 PER_CALL = ("scores", "labels", "mask", "weights", "generator", "noise")  # what belongs to a batch, not to the loss
-BACKENDS = ("auto", "torch", "triton")
 
 
 class RankingLoss(nn.Module):
@@ -171,8 +171,10 @@ def _check_options(spec: LossSpec, cutoff: dict[str, Any], options: dict[str, An
     if cutoff and "k" in options:
         raise ValueError(f"the cut-off is given twice, @{cutoff['k']} and k={options['k']!r}; leave one of them out")
     tried = cutoff | options
-    if "backend" in options and one_of("backend", options["backend"], BACKENDS) == "triton":
-        tried["backend"] = "torch"  # kernels want tensors of a GPU
+    if "backend" in options:
+        one_of("backend", options["backend"], (*BACKENDS, "numba") if "sort" in known else BACKENDS)
+    if "backend" in known:
+        tried["backend"] = "torch"  # some kernels want tensors of a GPU, the other is compiled when first called
     if "generator" in spec.parameters:
         tried["generator"] = torch.Generator()  # the global one stays as it is
     units = spec.units(2)

@@ -7,6 +7,7 @@ in float32 and the backward passes are in `rankgrad.core.sinkhorn`.
 
 import math
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -145,15 +146,14 @@ def sort_values(
     """scale(P) values, P = NeuralSort of the scores, without keeping P: [..., L] -> [..., L] by rank.
 
     With `transposed`, values are given by rank and come out by document: scale(P^T) values. Inputs are those of
-    `rankgrad.core.lists.prepare`: clean under the padding. The gradient flows to the scores alone. `backend` is "torch" or "triton", as
+    `rankgrad.core.lists.prepare`: clean under the padding. The gradient flows to the scores alone. `backend` is what
     `rankgrad.kernels.choose` says.
     """
     order = order_by_score(scores, ~mask)
     ordered = scores.gather(-1, order)
     by_column = values.expand_as(scores) if transposed else values.gather(-1, order)
     length = scores.shape[-1]
-    apply = scaled_sort_by_kernel if backend == "triton" else scaled_sort
-    out = apply(
+    out = SCALED_SORT[backend](
         ordered.reshape(-1, length),
         mask.sum(-1).reshape(-1),
         by_column.to(scores.dtype).reshape(-1, length),
@@ -165,9 +165,20 @@ def sort_values(
     return out.gather(-1, inverse(order)) if transposed else out
 
 
-scaled_sort_by_kernel = operator(
-    "scaled_sort_by_kernel", SCALED_SORT_PARAMETERS, scaled_sort_kernel, lambda scores, *_: torch.empty_like(scores)
-)
+def _by_kernel(name: str, backend: str) -> Callable[..., Tensor]:
+    return operator(
+        name,
+        SCALED_SORT_PARAMETERS,
+        lambda scores: scaled_sort_kernel(scores, backend),
+        lambda scores, *_: torch.empty_like(scores),
+    )
+
+
+SCALED_SORT = {
+    "torch": scaled_sort,
+    "triton": _by_kernel("scaled_sort_by_kernel", "triton"),
+    "numba": _by_kernel("scaled_sort_on_cpu", "numba"),
+}
 
 
 def _clean(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rankgrad.cli.options import Json, examples, show
@@ -44,7 +44,7 @@ def collect() -> dict[str, Any]:
         "gpus": gpus,
         "device": "cuda" if torch.cuda.is_available() else "cpu",
         "steps": _steps(),
-        "losses": {spec.name: _backend(has_kernel="backend" in spec.parameters) for spec in LOSS_TABLE},
+        "losses": {spec.name: _backend(spec.parameters) for spec in LOSS_TABLE},
         "extras": {
             purpose: {"package": module, "installed": importlib.util.find_spec(module) is not None, "install": line}
             for purpose, (module, line) in EXTRAS.items()
@@ -63,12 +63,16 @@ def _steps() -> dict[str, str]:
     return {name: reason or "on" for name, reason in expectations(Transformer(1), device).items()}
 
 
-def _backend(*, has_kernel: bool) -> dict[str, str]:
-    """Which path backend="auto" gives a loss on this machine, and why."""
+def _backend(parameters: Collection[str]) -> dict[str, str]:
+    """Which path backend="auto" gives a loss with these parameters on this machine, and why."""
     import torch
 
-    if not has_kernel:
+    from rankgrad.kernels import why_no_numba
+
+    if "backend" not in parameters:
         return {"backend": "torch", "why": "plain PyTorch on every device: there is no kernel"}
+    if not torch.cuda.is_available() and "sort" in parameters and not why_no_numba():
+        return {"backend": "numba", "why": "compiled loops on the CPU, PyTorch for float64 and other sorts"}
     if not torch.cuda.is_available():
         return {"backend": "torch", "why": "there is a Triton kernel, and no CUDA GPU here to run it"}
     if importlib.util.find_spec("triton") is None:

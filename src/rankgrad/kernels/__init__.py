@@ -1,12 +1,13 @@
-"""Kernels in Triton and CUDA C++: one function for each computation that has them, and which path a tensor gets.
+"""Kernels in Triton, CUDA C++ and numba: one function for each computation that has them, and which path a tensor gets.
 
 A kernel is the twin of a torch path: same arguments, same values and gradients, computed in float32, without an [L, L]
-tensor. `choose` decides between the two:
+tensor. `choose` decides between them:
 
     backend="torch"    the torch path, always
-    backend="triton"   the kernels, or a ValueError that says why they cannot run
-    backend="auto"     the kernels for CUDA tensors of float32, bfloat16 or float16 when triton is installed; the torch
-                       path otherwise (CPU tensors, float64, empty tensors)
+    backend="triton"   the kernels for GPUs, or a ValueError that says why they cannot run
+    backend="numba"    the kernel for CPUs, which the relaxed sort has, or a ValueError that says why it cannot run
+    backend="auto"     for float32, bfloat16 or float16: on CUDA tensors the kernels when triton is installed, on CPU tensors the
+                       relaxed sort's when numba is; the torch path otherwise (all else on the CPU, float64, empty tensors)
 
 Under TRITON_INTERPRET=1 (set before triton is first imported) backend="triton" also takes CPU tensors: that is how the
 tests run, and far slower than the torch path.
@@ -20,7 +21,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from rankgrad.checks import one_of
 from rankgrad.kernels.encoder import reference
+
+BACKENDS = ("auto", "torch", "triton")  # and "numba" where there is a kernel for CPUs
 
 LARGEST_HEAD = 128  # wider heads of attention would not fit the registers
 LONGEST_IN_REGISTERS = (
@@ -46,13 +50,14 @@ def neural_ndcg_kernel(
     iters: int,
     tol: float,
     transposed: bool,
+    backend: str,
     reduction: str,
 ) -> tuple[Tensor, Tensor]:
     """`rankgrad.losses.neural.neural_ndcg` without samples, or its transposed form, and d loss / d scores in float32.
 
     Here and below: `gains` [..., L] float64, or None for the gain of that name.
     """
-    return _relaxed_sort(scores).value_and_gradient(
+    return _relaxed_sort(scores, backend).value_and_gradient(
         scores,
         labels,
         mask,
@@ -66,9 +71,9 @@ def neural_ndcg_kernel(
     )
 
 
-def scaled_sort_kernel(scores: Tensor) -> type[torch.autograd.Function]:
+def scaled_sort_kernel(scores: Tensor, backend: str) -> type[torch.autograd.Function]:
     """The twin of `rankgrad.core.sinkhorn.scaled_sort` for such scores: scale(P) values of sorted scores [B, L], or scale(P^T) values."""
-    return _relaxed_sort(scores).ScaledSort
+    return _relaxed_sort(scores, backend).ScaledSort
 
 
 def pairwise_kernel(
@@ -173,8 +178,8 @@ def list_attention_kernel(
     return list_attention(qkv, offsets, longest, dropout, seed, exact)
 
 
-def choose(backend: str, scores: Tensor, weights: Tensor | None = None) -> str:
-    """The path, "torch" or "triton", of scores [..., L]; the kernels do not know weights.
+def choose(backend: str, scores: Tensor, weights: Tensor | None = None, *, on_cpu: bool = False) -> str:
+    """The path, "torch", "triton" or "numba", of scores [..., L]; kernels do not know weights. `on_cpu`: there is one for CPUs.
 
     >>> choose("auto", torch.zeros(3))
     'torch'
@@ -183,19 +188,20 @@ def choose(backend: str, scores: Tensor, weights: Tensor | None = None) -> str:
     ...
     ValueError: backend must be one of 'auto', 'torch', 'triton', got 'fast'
     """
-    if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f"backend must be one of 'auto', 'torch', 'triton', got {backend!r}")
+    one_of("backend", backend, (*BACKENDS, "numba") if on_cpu else BACKENDS)
     if weights is not None and backend == "triton":
         raise ValueError("backend='triton' has no kernels for weights; use backend='auto', or leave weights out")
     if backend == "torch" or weights is not None or not isinstance(scores, Tensor):
         return "torch"  # whose checks refuse what is not a tensor
-    if backend == "auto" and scores.device.type != "cuda":
-        return "torch"  # the interpreter is for tests: nobody gets it without asking
-    reason = _why_not(scores)
+    if backend == "auto":  # Triton's interpreter is for tests: nobody gets it without asking
+        kernel = "triton" if scores.device.type == "cuda" else "numba" if on_cpu else "torch"
+    else:
+        kernel = backend
+    reason = _why_not(scores) if kernel == "triton" else _why_no_numba(scores) if kernel == "numba" else ""
     if not reason:
-        return "triton"
-    if backend == "triton" and scores.numel():
-        raise ValueError(f"backend='triton' cannot run here: {reason}")
+        return kernel
+    if backend != "auto" and scores.numel():
+        raise ValueError(f"backend={backend!r} cannot run here: {reason}")
     return "torch"
 
 
@@ -241,23 +247,51 @@ def _why_not(scores: Tensor) -> str:
     """Why the kernels cannot take these scores, as half a sentence; empty if they can."""
     if scores.device.type != "cuda" and not (scores.device.type == "cpu" and _interpreted()):
         return f"the scores are on {scores.device}; move them to a CUDA device, or use backend='auto'"
+    if reason := _why_not_in_float32(scores):
+        return reason
+    if not _INSTALLED:
+        return "triton is not installed; pip install triton, or use backend='auto'"
+    return ""
+
+
+def _why_no_numba(scores: Tensor) -> str:
+    """Why numba's kernel cannot take these scores, as half a sentence; empty if it can."""
+    if scores.device.type != "cpu":
+        return f"the scores are on {scores.device}; move them to the CPU, or use backend='auto'"
+    return _why_not_in_float32(scores) or why_no_numba()
+
+
+def why_no_numba() -> str:
+    """Why numba compiles nothing here; empty if it does.
+
+    >>> why_no_numba()
+    ''
+    """
+    from rankgrad.jit import COMPILED
+
+    return (
+        "" if COMPILED else "numba is not installed, or told not to compile; pip install numba, or use backend='auto'"
+    )
+
+
+def _why_not_in_float32(scores: Tensor) -> str:
     if scores.dtype not in _DTYPES:
         return (
             f"kernels compute in float32 and the scores are {scores.dtype}; call scores.float(), or use backend='auto'"
         )
-    if scores.dim() < 1 or scores.numel() == 0:
-        return "there are no scores"
-    if not _INSTALLED:
-        return "triton is not installed; pip install triton, or use backend='auto'"
-    return ""
+    return "there are no scores" if scores.dim() < 1 or scores.numel() == 0 else ""
 
 
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _relaxed_sort(scores: Tensor) -> ModuleType:
-    """The relaxed sort of lists as long as these."""
+def _relaxed_sort(scores: Tensor, backend: str) -> ModuleType:
+    """The relaxed sort of lists as long as these, "triton" or "numba"."""
+    if backend == "numba":
+        from rankgrad.kernels.neural_ndcg import cpu
+
+        return cpu
     if scores.shape[-1] <= LONGEST_IN_REGISTERS:
         from rankgrad.kernels.neural_ndcg.short import launch as short
 

@@ -33,6 +33,10 @@ explained = explaining(
     perturb="'paper': beta log s' + beta G, an exact Plackett-Luce sampler of s'; 'allrank', as in the reference code: log s' + beta G.",
     generator="draws the Gumbel noise G; None: torch's global generator.",
     noise="the Gumbel noise itself, [S, ..., L], instead of `samples` and `generator`.",
+    backend=(
+        "'auto' takes a kernel where there is one for these scores, 'torch' none; 'triton' insists on that for GPUs, 'numba' on that "
+        "for CPUs."
+    ),
 )
 
 
@@ -295,9 +299,9 @@ def _ndcg(
 ) -> Tensor:
     """NeuralNDCG, or its transposed form: gains by relaxed rank times discounts, or relaxed discounts times gains."""
     k, options = cutoff(k), options.checked(scores)
-    if options.backend == "triton" and not options.stochastic:
+    if options.backend != "torch" and not options.stochastic:
         known = check_for_kernel(scores, labels, mask, gain=gain, reduction=reduction, check=check)
-        how = k, options.tau, options.iters, options.tol, transposed
+        how = k, options.tau, options.iters, options.tol, transposed, options.backend
         return _ndcg_operator(scores, labels, mask, *known, *how, reduction)
     lists = _prepare(scores, labels, mask, check, gain=gain)
     relevant = has_relevant(lists.labels, lists.mask)
@@ -309,7 +313,7 @@ def _ndcg(
 
 
 _ndcg_operator = loss_operator(
-    "neural_ndcg", "int? k, float tau, int iters, float tol, bool transposed", neural_ndcg_kernel
+    "neural_ndcg", "int? k, float tau, int iters, float tol, bool transposed, str backend", neural_ndcg_kernel
 )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from rankgrad.checks import flag, non_negative, one_of, positive, whole
 from rankgrad.core.lists import Lists
 from rankgrad.core.noise import check_noise, cleaned_noise, gumbel
-from rankgrad.kernels import choose
+from rankgrad.kernels import BACKENDS, choose
 from rankgrad.sorting import neural_sort, sinkhorn, sort_values
 
 Sort = Callable[..., Tensor]
@@ -48,13 +48,11 @@ class SortOptions(NamedTuple):
         one_of("perturb", self.perturb, ("paper", "allrank"))
         flag("log_scores", self.log_scores)
         if self.sort is not neural_sort:
-            if one_of("backend", self.backend, ("auto", "torch", "triton")) == "triton":
-                raise ValueError("backend='triton' has kernels for sort=neural_sort alone; use backend='auto'")
+            if one_of("backend", self.backend, (*BACKENDS, "numba")) in ("triton", "numba"):
+                raise ValueError(f"backend={self.backend!r} has kernels for sort=neural_sort alone; use backend='auto'")
             backend = "torch"
-        elif isinstance(scores, Tensor):
-            backend = choose(self.backend, scores)
         else:
-            backend = "torch"  # whose checks refuse such scores
+            backend = choose(self.backend, scores, on_cpu=True)
         return self._replace(
             tau=positive("tau", self.tau),
             iters=whole("sinkhorn_iters", self.iters, 0),
