@@ -35,6 +35,15 @@ SLOW = (
 )
 
 
+def pytest_configure(config):
+    """Compile the loops of losses once, before the processes that run the tests start: each would compile them for itself."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        from rankgrad.losses import neural_map, neural_ndcg
+
+        scores = torch.zeros(1, 2, requires_grad=True)
+        (neural_ndcg(scores, torch.ones(1, 2)) + neural_map(scores, torch.ones(1, 2))).backward()
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
 def pytest_collection_modifyitems(items):
     for item in items:
