@@ -1,12 +1,14 @@
 """Models against plain tensor code; padding, order, degenerate lists, dtypes, devices, dropout; refusals."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 from torch.nn import functional
 
 from rankgrad.models import (
+    CUTS,
     MLP,
     MODELS,
     Linear,
@@ -622,7 +624,7 @@ def test_sharing_members_start_apart_by_signs_alone(name):
 
 
 @every_shared
-@pytest.mark.parametrize("inputs", ["features", "list"])
+@pytest.mark.parametrize("inputs", ["features", "list", "pieces"])
 @pytest.mark.parametrize("training", [True, False])
 def test_sharing_members_of_packed_lists_are_those_of_padded_ones(name, inputs, training):
     model = make_shared(name, inputs=inputs).train(training)
@@ -656,7 +658,7 @@ def make_members(inputs="features", **options):
     return Members(FEATURES, ids=[3, 8], hidden=(8, 6), inputs=inputs, **options).double()
 
 
-@pytest.mark.parametrize("inputs", ["features", "list"])
+@pytest.mark.parametrize("inputs", ["features", "list", "pieces"])
 def test_members_are_mlps_side_by_side(inputs):
     model, plain = make_members(inputs, scale=[0.0, 2.0]).eval(), MLP(FEATURES, hidden=(8, 6), inputs=inputs).double()
     scores = model(*batch())
@@ -670,7 +672,7 @@ def test_members_are_mlps_side_by_side(inputs):
         torch.testing.assert_close(scores[member], 2 * expected.tanh() if member else expected, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("inputs", ["features", "list"])
+@pytest.mark.parametrize("inputs", ["features", "list", "pieces"])
 def test_members_of_packed_lists_are_those_of_padded_ones(inputs):
     model, (features, mask) = make_members(inputs), batch()
     torch.testing.assert_close(
@@ -726,9 +728,29 @@ def test_where_a_feature_stands_within_its_list(name):
             assert not inputs[row, real, FEATURES:].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pieces_say_how_far_a_value_has_come_between_two_cuts(dtype):
+    model = Linear(1, inputs="pieces")
+    seen = []
+    model.output.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    values = [-100.0, -2.5, -1.0, 0.0, 0.3, 2.5, 7.0]
+    model.to(dtype)(torch.tensor(values, dtype=dtype).view(1, -1, 1))
+    inputs = seen[0].view(len(values), -1).tolist()
+    spread = torch.tensor(values, dtype=torch.float64).std(correction=0).item()
+    centre = sum(values) / len(values)
+    for value, row in zip(values, inputs):
+        expected = []
+        for number in (value, (value - centre) / spread):
+            through = [min(max((number - low) / (high - low), 0), 1) for low, high in pairwise(CUTS)]
+            expected.append([number, *through])
+        assert row[::2] == pytest.approx(expected[0], abs=1e-6)  # the feature and its standing take turns
+        assert row[1::2] == pytest.approx(expected[1], abs=1e-6)
+
+
 @every_model
-def test_packed_lists_know_where_a_feature_stands_too(name):
-    model, (features, mask) = make(name, inputs="list"), batch()
+@pytest.mark.parametrize("inputs", ["list", "pieces"])
+def test_packed_lists_know_where_a_feature_stands_too(name, inputs):
+    model, (features, mask) = make(name, inputs=inputs), batch()
     torch.testing.assert_close(model.packed(*packed(features, mask)), model(features, mask)[mask], atol=1e-9, rtol=0)
 
 
@@ -775,7 +797,7 @@ def documents_with_categories(seed=0):
     return features, mask
 
 
-@pytest.mark.parametrize("inputs", ["features", "list"])
+@pytest.mark.parametrize("inputs", ["features", "list", "pieces"])
 @pytest.mark.parametrize("name", WITH_CATEGORIES)
 def test_categories_have_vectors_and_lists_stay_alone(name, inputs):
     torch.manual_seed(0)

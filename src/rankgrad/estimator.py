@@ -68,8 +68,9 @@ class NeuralRanker(BaseEstimator):
       learns from all but one and is validated on that one; `share`: one network with vectors of each member's own (TabM).
     - `model`: "transformer" (`width`, `layers`, `heads`, `feedforward`), "mlp" (`hidden`) or "linear", or a network of your
       own, an `nn.Module` or a class of one (see `rankgrad.training.network`); with `dropout`
-      and `input_noise` (deviation of what is added to scaled features in training); `inputs`: "features", or "list" for where
-      each feature stands within its list beside it; `tanh` on the scores, None: where the loss asks for it (neural_...).
+      and `input_noise` (deviation of what is added to scaled features in training); `inputs`: "features"; "list" for where
+      each feature stands within its list beside it; "pieces" for both cut into pieces too, so that a first layer draws curves;
+      `tanh` on the scores, None: where the loss asks for it (neural_...).
     - `scaling` of the features, fitted on the training queries: auto, web30k, symlog, standard, quantile, quantile_auto, none.
     - `categorical`: columns of categories by name, pattern ("brand_*") or place, beside those of a frame whose type says so
       (category, texts, truth values); each level has a vector that is learned.
@@ -459,7 +460,7 @@ class NeuralRanker(BaseEstimator):
         """Whether a document's score does not depend on the others of its list."""
         model, members = self.config_.model, self.config_.members
         standardised = members.count > 1 and not members.share  # within the list, before they are averaged
-        return model.kind in ("mlp", "linear") and model.inputs != "list" and not standardised
+        return model.kind in ("mlp", "linear") and model.inputs == "features" and not standardised
 
     def _scores(self, data: RankingDataset) -> np.ndarray:
         """[N] in the order of the dataset."""

@@ -31,7 +31,9 @@ from rankgrad.checks import one_of, probability, whole
 from rankgrad.data.order import hash_of
 from rankgrad.kernels import encoder_operators, list_attention_kernel
 
-INPUTS = {"features": 1, "list": 2}  # columns per feature
+# Where a scaled feature is cut into pieces: at the quarters of a normal distribution, whose ends are cut off.
+CUTS = (-2.5, -0.6744897501960817, 0.0, 0.6744897501960817, 2.5)
+INPUTS = {"features": 1, "list": 2, "pieces": 2 * len(CUTS)}  # columns per feature
 WIDEST_EMBEDDING, VECTOR_DEVIATION = 16, 0.1  # of the vectors of categories, the latter at their start
 FORGOTTEN = (
     5 / 256
@@ -748,9 +750,9 @@ def _start(shapes: Sequence[tuple[int, int]], seed: int, member: int, tables: Se
 
 
 def _inputs(features: Tensor, mask: Tensor | None, inputs: str) -> Tensor:
-    """What the first layer takes, [B, L, F] or [B, L, 2 F]: features, and where they stand within their list.
+    """What the first layer takes, [B, L, F], [B, L, 2 F] or [B, L, 10 F]: features, and where they stand within their list.
 
-    That is (x - mean) / deviation over the list's documents, 0 where they are all equal.
+    That is (x - mean) / deviation over the list's documents, 0 where they are all equal. With `pieces` also both of them in pieces.
     """
     if inputs == "features":
         return features
@@ -760,11 +762,11 @@ def _inputs(features: Tensor, mask: Tensor | None, inputs: str) -> Tensor:
     away = x - x.sum(1, keepdim=True) / count  # padding is 0 already
     away = away if mask is None else away.masked_fill(~mask[..., None], 0.0)
     relative = _over_deviation(away, away.square().sum(1, keepdim=True) / count)
-    return torch.cat([features, relative.to(features.dtype)], -1)
+    return _in_pieces(torch.cat([features, relative.to(features.dtype)], -1), inputs)
 
 
 def _packed_inputs(features: Tensor, offsets: Tensor, inputs: str) -> Tensor:
-    """The same of packed lists, [T, F] -> [T, F] or [T, 2 F]."""
+    """The same of packed lists, [T, F] -> [T, F], [T, 2 F] or [T, 10 F]."""
     if inputs == "features":
         return features
     rows = torch.arange(len(features), dtype=offsets.dtype, device=offsets.device)
@@ -774,7 +776,19 @@ def _packed_inputs(features: Tensor, offsets: Tensor, inputs: str) -> Tensor:
         return torch.segment_reduce(values, "mean", offsets=ends, axis=0, unsafe=True)[lists]
 
     away = features - mean(features)
-    return torch.cat([features, _over_deviation(away, mean(away.square()))], -1)
+    return _in_pieces(torch.cat([features, _over_deviation(away, mean(away.square()))], -1), inputs)
+
+
+def _in_pieces(values: Tensor, inputs: str) -> Tensor:
+    """[..., W] -> [..., 5 W]: with `pieces`, how far a value has come through each piece between two cuts, from 0 to 1.
+
+    A first layer on these is a curve of each feature, as trees have them, where on the feature alone it is a line: piecewise-linear
+    embeddings (arXiv 2203.05556) with cuts that need no data, because features are scaled.
+    """
+    if inputs != "pieces":
+        return values
+    parts = [((values - low) / (high - low)).clamp(0, 1) for low, high in pairwise(CUTS)]
+    return torch.cat([values, *parts], -1)
 
 
 def _over_deviation(away: Tensor, variance: Tensor) -> Tensor:
