@@ -36,6 +36,7 @@ EXAMPLES = examples(
     "rankgrad train config.toml --seed 4 --set loss.options.tau=0.5",
     "rankgrad train --resume runs/first",
     "rankgrad train --resume runs/first --epochs 200",
+    "rankgrad train june/ --init runs/may --out runs/june",
     "torchrun --nproc-per-node 4 -m rankgrad train data/ --out runs/wide",
 )
 
@@ -102,6 +103,10 @@ def train(
             metavar="RUN", help="Go on with a run that was interrupted; with --epochs, extend a finished one."
         ),
     ] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Start from the weights of another run; what is not given follows it too."),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -126,6 +131,7 @@ def train(
         "train.patience": patience,
         "train.metric": metric,
         "train.device": device,
+        "train.init": None if init is None else str(init),
         "train.precision": precision,
         "data.fold": fold,
         "members.count": members if trials is None else trials,
@@ -156,7 +162,8 @@ def train(
     else:
         if model in TREES:
             given = _given_to_trees(given, recipe, from_file=str(data).endswith(".toml"))
-        config = configure(data or "", given, settings or [], recipe)
+        base = None if init is None else _base(init, given, settings or [], recipe)
+        config = configure(data or "", given, settings or [], recipe, base=base)
         kind = config.model.kind
         if trials is not None and kind not in TREES:
             raise ValueError(f"--trials is for boosted trees, and the model is {kind}; expected --model lightgbm, say")
@@ -181,6 +188,28 @@ def _given_to_trees(given: dict[str, Any], recipe: str | None, *, from_file: boo
     for name in [*(["recipe"] if recipe else []), *others]:
         raise ValueError(f"--{name} is for networks; expected options of boosted trees; leave it out")
     return given if from_file else TREE_DEFAULTS | given
+
+
+def _base(init: Path, given: dict[str, Any], settings: list[str], recipe: str | None) -> Config:
+    """The configuration that a run which starts from another follows; refuses what its weights do not allow."""
+    from rankgrad.runs.folder import read_config_of
+    from rankgrad.training.config import replaced
+    from rankgrad.training.network import expect_own, is_own
+
+    base = read_config_of(init)
+    if recipe is not None:
+        raise ValueError(
+            f"--recipe {recipe} and --init {init} are two configurations; expected one; leave one of them out"
+        )
+    if "data.scaling" in given or any(text.strip().startswith("data.scaling") for text in settings):
+        raise ValueError(f"--scaling was given with --init {init}, whose weights depend on its own; leave it out")
+    if base.model.kind in TREES:
+        raise ValueError(f"{init} holds trees, which have no weights to start from; expected a run of networks")
+    if is_own(base.model.kind) and not is_own(str(given.get("model.kind", ""))):
+        expect_own(base, None, str(init))
+    for name, value in (("optimiser.restarts", ()), ("train.device", "auto"), ("train.threads", 0)):  # its own affair
+        base = replaced(base, name, value)
+    return base
 
 
 def _name(config: Config) -> str:

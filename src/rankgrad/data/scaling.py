@@ -124,6 +124,22 @@ class Scaling:
                 scaled[rows, column] = _model_codes(x[:, column], len(levels), codes[column])
         return scaled
 
+    def beside(self, other: Scaling) -> Scaling:
+        """The scaling of these columns and, after them, those of another one; both by quantiles, or neither."""
+        first = self.columns
+        arrays = {
+            name: np.concatenate([self.arrays[name], other.arrays[name]])
+            for name in self.arrays
+            if name not in ("starts", "indicators")
+        }
+        if "starts" in self.arrays:
+            arrays["starts"] = np.concatenate(
+                [self.arrays["starts"], self.arrays["starts"][-1] + other.arrays["starts"][1:]]
+            )
+        indicators = np.concatenate([self.indicators, first + other.indicators]).astype(np.int64)
+        levels = {**self.levels, **{first + column: texts for column, texts in other.levels.items()}}
+        return Scaling(self.kind, arrays | ({"indicators": indicators} if indicators.size else {}), levels)
+
     def to_state(self) -> dict[str, NDArray[Any]]:
         """Plain arrays by name, for safetensors or .npz; the kind is among them as its UTF-8 bytes, and categories as JSON."""
         texts = {"kind": self.kind} | ({"categories": json.dumps(dict(self.levels))} if self.levels else {})

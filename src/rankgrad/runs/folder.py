@@ -7,6 +7,7 @@
     queries.safetensors       per query of one split: metrics, NDCG@k by k, list length, relevant documents
     scores.safetensors        per document of that split: score, label, row of the source
     report.json               metrics of every split under every rule for empty queries; seed, versions, machine, seconds
+    init.safetensors          the weights and the scaling it started from, if those of another run
     checkpoint*.safetensors   where to go on after an interruption, or with more epochs
     tensorboard/              the curves again, if asked for
     .extending/               while a finished run is trained for more epochs: the run that is to take its place
@@ -28,13 +29,16 @@ import torch
 from torch import Tensor
 
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.scaling import Scaling
 from rankgrad.files import fsync_folder, load_tensors, save_tensors, write_atomically
 from rankgrad.ranker import Ranker
 from rankgrad.runs.provenance import machine_facts, versions
 from rankgrad.runs.text import nullable
-from rankgrad.training.config import Config, dumps, load
+from rankgrad.training.config import Config, dumps, load, loads
 from rankgrad.training.evaluate import summarise
 from rankgrad.training.network import OwnModel
+from rankgrad.training.start import MEMBERS, Start
+from rankgrad.training.state import under
 
 CONFIG, HISTORY, MODEL, QUERIES, SCORES, REPORT = (
     "config.toml",
@@ -45,6 +49,7 @@ CONFIG, HISTORY, MODEL, QUERIES, SCORES, REPORT = (
     "report.json",
 )
 TREES = "trees.json"
+INIT = "init.safetensors"
 CURVE = {k: f"ndcg@{k}" for k in (*range(1, 21), 30, 50, 100)}  # cut-offs that a report draws
 REST_OF_CONVENTION = "discount 1 / log2(rank + 1), ties in input order"
 CONVENTION = f"gain 2^y - 1, {REST_OF_CONVENTION}"
@@ -116,6 +121,18 @@ def read_config(folder: Path) -> Config:
     return load(file, of_run=True)
 
 
+def read_config_of(source: Path) -> Config:
+    """The configuration of a run, or of a saved ranker."""
+    if source.is_dir():
+        return read_config(source)
+    _, facts = load_tensors(source)
+    if "config" not in facts:
+        raise ValueError(
+            f"{source} does not say how its model is built; expected a run, or a file that Ranker.save wrote"
+        )
+    return loads(facts["config"], f"the configuration in {source}", of_run=True)
+
+
 def read_config_table(folder: Path) -> dict[str, Any]:
     """The configuration as it was written, for showing it: of any version, and empty where there is none."""
     file = folder / CONFIG
@@ -170,6 +187,29 @@ def read_ranker(folder: Path, device: str = "auto", model: OwnModel = None) -> R
     for name in (MODEL, CONFIG):
         expect_finished(folder, name)
     return Ranker.load(folder / MODEL, device, model=model, config=read_config(folder), hint=_AGAIN)
+
+
+def read_start(source: Path) -> Start:
+    """What a new run may start from: the weights of a finished run or a saved ranker, with their scaling and columns."""
+    if (source / TREES).is_file():
+        raise ValueError(
+            f"{source} holds trees, which have no weights to start from; expected a run of networks; choose another --init"
+        )
+    if source.is_dir():
+        expect_finished(source, MODEL)
+    tensors, facts = load_tensors(source / MODEL if source.is_dir() else source)
+    scaling = Scaling.from_state({name: tensor.numpy() for name, tensor in under(tensors, "scaling.").items()})
+    weights = under(tensors, "model.")
+    if "members.weights" in weights:  # of those that were kept
+        checkpoints = Checkpoints(source)
+        if not source.is_dir() or not checkpoints.exist():
+            raise ValueError(
+                f"{source} holds the members that were kept, and all of them are needed to start from; expected a run with its "
+                "checkpoint.safetensors; put a copy back, or train anew without --init"
+            )
+        weights = {MEMBERS: checkpoints.load()[0]["members.best"]}
+    names = tuple(facts["feature_names"]) if facts.get("feature_names") else None
+    return Start(weights, scaling, names, str(source))
 
 
 # --- history ----------------------------------------------------------------------------------------------------------
@@ -405,6 +445,6 @@ def discard_unlearned(folder: Path) -> None:
     if Checkpoints(folder).exist():
         return
     with contextlib.suppress(OSError):  # a folder that cannot be removed stays
-        for name in (HISTORY, CONFIG):
+        for name in (HISTORY, INIT, CONFIG):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()

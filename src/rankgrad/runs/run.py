@@ -23,7 +23,7 @@ from rankgrad.data.categories import Levels
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import check_source, read_lists
 from rankgrad.errors import InterruptedRunError, NonFiniteError
-from rankgrad.files import pack, unpack
+from rankgrad.files import pack, unpack, write_atomically
 from rankgrad.ranker import Ranker
 from rankgrad.runs import folder as files
 from rankgrad.runs.load import load
@@ -38,6 +38,7 @@ from rankgrad.training.loop import Epoch, Step, train
 from rankgrad.training.members import MemberState
 from rankgrad.training.network import OwnModel, expect_network, expect_own, import_network, is_own, network_name
 from rankgrad.training.precision import threads_and_precision
+from rankgrad.training.start import Start
 from rankgrad.training.state import TrainState
 
 
@@ -147,7 +148,7 @@ def _begin_extension(folder: Path, epochs: int | None, model: OwnModel) -> Start
         if not files.Checkpoints(folder).exist():
             raise ValueError(
                 f"{folder} has no checkpoint, which holds the optimiser's state; expected checkpoint.safetensors, as training "
-                "left it; put a copy back, or train anew"
+                "left it; put a copy back, or start a new run from its weights with --init"
             )
         config = replaced(config, "train.epochs", epochs)
         if config.optimiser.schedule == "cosine":
@@ -177,6 +178,8 @@ def begin_run(folder: Path, config: Config | None, loss: OwnLoss = None, model: 
             )
         expect_own(config, model, str(folder))
         _remove_strays(folder)
+        if config.train.init is not None and not (folder / files.INIT).is_file():  # it was killed before it had a copy
+            write_atomically(folder / files.INIT, files.read_start(Path(config.train.init)).packed())
         return Started(folder, config)
     if loss is not None:
         _, at, depth = config.loss.names[0].partition("@")
@@ -191,8 +194,16 @@ def begin_run(folder: Path, config: Config | None, loss: OwnLoss = None, model: 
     check_source(source, fold=config.data.fold)
     if Path(source).exists():  # so that the run can be resumed from any working directory
         config = replaced(config, "data.path", os.path.abspath(source))
+    if config.train.init is None:
+        files.make_folder(folder, config)
+        return Started(folder, config)
+    start = files.read_start(Path(config.train.init))
+    config = replaced(config, "train.init", os.path.abspath(config.train.init))
+    config = replaced(config, "data.scaling", start.scaling.kind)
     files.make_folder(folder, config)
-    return Started(folder, config)
+    write_atomically(folder / files.INIT, start.packed())
+    note = f"it starts from the weights of {start.source} and keeps its scaling ({start.scaling.kind}), which they depend on"
+    return Started(folder, config, note)
 
 
 def _sent(begun: tuple[Started, Path]) -> bytes:
@@ -219,7 +230,19 @@ def _train_run(
     """Train what has begun; `place` is where it writes, the folder itself unless a finished run is extended."""
     device = make_device(config.train.device)
     versions()  # asks for the commit now, not when something else may have been checked out
-    splits, scaling, fingerprint = read(config, place, world)
+    start = _start_of(folder, config, rank)
+    if start is None:
+        splits, scaling, fingerprint = read(config, place, world)
+    else:
+        if read is not shared_splits:
+            raise ValueError(
+                "lists of the caller's own are scaled already, and train.init keeps the scaling of another run; expected one of them; "
+                "leave out read= or init"
+            )
+        splits, scaling, fingerprint = shared_splits(config, place, world, start)
+        added = start.new_columns(splits["train"])[: scaling.columns - start.scaling.columns]
+        if rank == 0 and added:
+            print(f"columns that {start.source} did not know begin with weight 0: {', '.join(added)}", file=sys.stderr)
     if rank == 0 and "test" in splits and files.kept_split(splits) != "test":
         print(
             f"no query in the test split of {config.data.path} has a relevant document: the run is judged by validation alone",
@@ -234,14 +257,16 @@ def _train_run(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         state = make_state(config, train_set, device, loss, own)
+    if start is not None:
+        start.give(state, scaling, config.model.inputs)
     before = folder if place != folder else None
     record = _Record(place, config, state, fingerprint, before, writes=rank == 0)
     record.restore()
     if before is not None and state.finished(config.train) and state.progress.epoch < config.train.epochs:
         raise ValueError(
             f"{folder} stopped early, after {config.train.patience} epochs without a better {config.train.metric}, and would have "
-            f"stopped there however many it was given; expected a run that ended with its last epoch; train anew with a larger "
-            "--patience"
+            f"stopped there however many it was given; expected a run that ended with its last epoch; start a new one from its "
+            "weights with --init, or train anew with a larger --patience"
         )
     signals.patient = True
     objectives = make_objectives(config, loss)
@@ -282,6 +307,7 @@ def _train_run(
             "loss": config.loss.title,
             "data": config.data.path,
             "seed": config.train.seed,
+            **({} if config.train.init is None else {"init": config.train.init}),
             **selected,
             "epochs": state.progress.epoch,
             "seconds": round(record.seconds(), 3),
@@ -306,6 +332,17 @@ def _train_run(
     del loop
     gc.collect()
     distributed.barrier()
+
+
+def _start_of(folder: Path, config: Config, rank: int) -> Start | None:
+    """What a run starts from, in every process; the first alone sees the folder."""
+    if config.train.init is None:
+        return None
+    file = folder / files.INIT
+    content = distributed.broadcast_bytes(file.read_bytes() if rank == 0 and file.is_file() else b"")
+    if not content:
+        raise ValueError(f"{file} is gone; expected the weights that the run started from; put a copy of it back")
+    return Start.unpacked(content, str(file))
 
 
 def _fitted_to_data(

@@ -152,6 +152,7 @@ class Train:
     resident: bool | str = "auto"  # auto, true, false: the train split in the device's memory
     pack: bool | str = "auto"  # auto, true, false: lists end to end, without padding
     graph: bool | str = "auto"  # auto, true, false: steps recorded as CUDA graphs
+    init: str | None = None  # a finished run or a saved ranker whose weights and scaling it starts from
 
 
 @dataclass(frozen=True)
@@ -359,10 +360,18 @@ RECIPES: Mapping[str, Callable[[], Config]] = {"strong": strong, "paper": paper,
 # --- single keys, as the command line gives them ----------------------------------------------------------------------
 
 
-def configure(data: str, given: Mapping[str, Any], settings: Sequence[str], recipe: str | None = None) -> Config:
+def configure(
+    data: str,
+    given: Mapping[str, Any],
+    settings: Sequence[str],
+    recipe: str | None = None,
+    *,
+    base: Config | None = None,
+) -> Config:
     """A configuration from DATA (or a TOML file), values by key such as "train.epochs", and texts SECTION.KEY=VALUE.
 
-    What they leave open follows the recipe; if none is named `strong`, or the paper's where something of [model] is given.
+    What they leave open follows the recipe; if none is named `base`, where there is one, `strong`, or the paper's where something
+    of [model] is given.
 
     >>> configure("synthetic", {"train.epochs": 8}, ["loss.options.tau=0.5"]).loss.options
     {'tau': 0.5}
@@ -376,6 +385,8 @@ def configure(data: str, given: Mapping[str, Any], settings: Sequence[str], reci
         if not file.is_file():
             raise ValueError(f"{data} does not exist; expected a configuration file; check the path")
         config = load(file)
+    elif base is not None and recipe is None:
+        config = replaced(base, "data.path", data)
     else:
         names_model = any(name.strip().startswith("model.") for name in (*given, *settings))
         config = replaced(RECIPES[recipe or ("paper" if names_model else "strong")](), "data.path", data)

@@ -8,6 +8,7 @@ import dataclasses
 import shutil
 import zlib
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,15 +26,18 @@ from rankgrad.training.evaluate import expect_gains
 ScaledSplits = tuple[dict[str, RankingDataset], Scaling, str]  # by name, how they were scaled, a fingerprint
 
 
-def shared_splits(config: Config, out: Path, world: int) -> ScaledSplits:
-    """The splits, scaled. Of several processes the first of a machine reads the text; the others map what it made."""
+def shared_splits(config: Config, out: Path, world: int, form: "ListsLike | None" = None) -> ScaledSplits:
+    """The splits, scaled. Of several processes the first of a machine reads the text; the others map what it made.
+
+    `form`: whose columns and scaling they are given; None: their own.
+    """
     if world == 1:
-        return load_splits(config)
+        return load_splits(config, form)
     local, number = distributed.place_on_machine()
     folder = out / f".scaled-{number}"
     if local == 0:
         shutil.rmtree(folder, ignore_errors=True)
-        save_scaled(folder, *load_splits(config))
+        save_scaled(folder, *load_splits(config, form))
     distributed.barrier()
     lent = open_scaled(folder)
     distributed.barrier()
@@ -92,10 +96,24 @@ def unscaled_splits(config: Config) -> dict[str, RankingDataset]:
     return splits
 
 
-def load_splits(config: Config) -> ScaledSplits:
-    """The splits scaled by what the train split shows, and a fingerprint of them as they were read."""
+class ListsLike(Protocol):
+    """What lists must look like for weights that were learned before: see `rankgrad.training.start`."""
+
+    def in_order(self, data: RankingDataset) -> RankingDataset:
+        """The same lists with their columns in the order that is wanted."""
+
+    def scaling_for(self, train: RankingDataset) -> Scaling:
+        """How they are scaled."""
+
+
+def load_splits(config: Config, form: ListsLike | None = None) -> ScaledSplits:
+    """The splits scaled by what the train split shows, or as `form` wants them, and a fingerprint of them as they were read."""
     splits = unscaled_splits(config)
-    scaling = fit_scaling(splits["train"], config.data.scaling)
+    if form is None:
+        scaling = fit_scaling(splits["train"], config.data.scaling)
+    else:
+        splits = {name: form.in_order(data) for name, data in splits.items()}
+        scaling = form.scaling_for(splits["train"])
     fingerprint = " ".join(_fingerprint(splits[name]) for name in ("train", "vali") if name in splits)
     for name in splits:  # one at a time: what was read is let go
         splits[name] = scaled(splits[name], scaling)
