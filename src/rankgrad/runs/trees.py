@@ -221,7 +221,7 @@ def _finish(
         "bag": bag,
         "tried": tried,
     }
-    _write_models(folder, how.library, models, splits["train"], facts)
+    write_models(folder, how.library, models, splits["train"], facts)
     score = averaged([model.score for model in models])
 
     held_out = averaged([lambda _, one=one: one.held_out for one in kept])  # type: ignore[misc]
@@ -274,7 +274,7 @@ def fit_trees_run(folder: Path, config: TreeConfig, splits: Mapping[str, Ranking
     trees, tried = fit_grid(config, splits)
     folder.mkdir(parents=True, exist_ok=True)
     facts = {**dataclasses.asdict(config), "chosen": best_of(tried), "tried": tried}
-    _write_models(folder, config.library, [trees], splits["train"], facts)
+    write_models(folder, config.library, [trees], splits["train"], facts)
     scores = {split: trees.score(data) for split, data in splits.items()}
     return files.write_results(
         folder,
@@ -300,7 +300,7 @@ def fit_trees_run(folder: Path, config: TreeConfig, splits: Mapping[str, Ranking
     )
 
 
-def _write_models(
+def write_models(
     folder: Path, library: str, models: Sequence[FittedTrees], data: RankingDataset, facts: Mapping[str, Any]
 ) -> None:
     """The model files, and trees.json, which names them."""

@@ -390,6 +390,11 @@ def configure(
     else:
         names_model = any(name.strip().startswith("model.") for name in (*given, *settings))
         config = replaced(RECIPES[recipe or ("paper" if names_model else "strong")](), "data.path", data)
+    return with_settings(config, given, settings)
+
+
+def with_settings(config: Config, given: Mapping[str, Any], settings: Sequence[str]) -> Config:
+    """The configuration with values by key such as "train.epochs", and then with texts SECTION.KEY=VALUE."""
     for name, value in given.items():
         config = replaced(config, name, value)
     if config.members.count != 1 and "optimiser.lr" in given:  # members draw their own: one value for all of them
