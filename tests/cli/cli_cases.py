@@ -5,7 +5,20 @@ import sys
 import numpy as np
 
 COMMAND = [sys.executable, "-m", "rankgrad"]
-COMMANDS = ["demo", "synthetic", "train", "evaluate", "rank", "compare", "report", "prepare", "info", "reproduce"]
+COMMANDS = [
+    "demo",
+    "synthetic",
+    "train",
+    "evaluate",
+    "rank",
+    "compare",
+    "report",
+    "export",
+    "distil",
+    "prepare",
+    "info",
+    "reproduce",
+]
 
 
 def lists(first, count, features=3):

@@ -12,7 +12,20 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from rankgrad import __version__
-from rankgrad.cli import compare, demo, evaluate, info, prepare, rank, report, reproduce, synthetic, train
+from rankgrad.cli import (
+    compare,
+    demo,
+    distil,
+    evaluate,
+    export,
+    info,
+    prepare,
+    rank,
+    report,
+    reproduce,
+    synthetic,
+    train,
+)
 from rankgrad.cli.options import examples
 from rankgrad.errors import InterruptedRunError, OtherProcessError
 
@@ -46,6 +59,8 @@ app.command(epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(epilog=rank.EXAMPLES)(rank.rank)
 app.command(epilog=compare.EXAMPLES)(compare.compare)
 app.command(epilog=report.EXAMPLES)(report.report)
+app.command(epilog=export.EXAMPLES)(export.export)
+app.command(epilog=distil.EXAMPLES)(distil.distil)
 app.command(epilog=prepare.EXAMPLES)(prepare.prepare)
 app.command(epilog=info.EXAMPLES)(info.info)
 app.add_typer(reproduce.app)

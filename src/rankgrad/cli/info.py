@@ -20,6 +20,8 @@ EXTRAS = {
     "XGBoost as a rival": ("xgboost", "pip install 'rankgrad[gbdt]'"),
     "CatBoost as a rival": ("catboost", "pip install 'rankgrad[catboost]'"),
     "a search of settings": ("optuna", "pip install 'rankgrad[tune]'"),
+    "export to ONNX": ("onnxruntime", "pip install 'rankgrad[onnx]'"),
+    "a service": ("fastapi", "pip install 'rankgrad[serve]'"),
     "the scikit-learn estimator": ("sklearn", "pip install 'rankgrad[sklearn]'"),
 }
 
