@@ -9,6 +9,7 @@ import torch
 collect_ignore_glob = [
     "tests/*/conftest.py",  # pytest reads them as such; as modules with doctests their names would clash
     "docs/conf.py",  # Sphinx's
+    "docs/examples/*.py",  # programs, started by their tests
 ]
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob += [
