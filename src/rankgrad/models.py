@@ -282,7 +282,7 @@ class Members(nn.Module):
         split = self.weights.split(self.sizes, 1)
         parts = iter(split)
         if codes is not None:
-            vectors = self._vectors(codes.reshape(len(hidden), -1), split[2 * len(self.shapes) :])
+            vectors = self._vectors(codes.reshape(-1, codes.shape[-1]), split[2 * len(self.shapes) :])
             hidden = torch.cat([hidden.expand(members, *hidden.shape), vectors], -1)  # [K, T, F + E]
         for layer, (before, after) in enumerate(self.shapes):
             weight, bias = next(parts).view(members, before, after), next(parts)[:, None, :]

@@ -22,8 +22,9 @@ KINDS = {
 }
 
 
-def lists(columns=7, queries=40, seed=0, names=None, missing=0.03):
-    """Columns of many kinds: counts with a heavy tail, signed ones too, a constant one, a share of values missing, one absurd."""
+def lists(columns=7, queries=40, seed=0, names=None, missing=0.03, brands=()):
+    """Columns of many kinds: counts with a heavy tail, signed ones too, a constant one, a share of values missing, one absurd;
+    with `brands` the last is one of categories."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 12, queries)
     x = rng.normal(size=(lengths.sum(), columns))
@@ -31,11 +32,16 @@ def lists(columns=7, queries=40, seed=0, names=None, missing=0.03):
     x[:, 1] = 1000 + 3 * x[:, 1]
     x[:, 2] = x[:, 2] ** 7
     x[:, 3] = 5.0
+    if brands:
+        x[:, -1] = rng.integers(len(brands), size=len(x))
     x[rng.random(x.shape) < missing] = np.nan
     x[7, 4] = 3e38
     labels = rng.integers(0, 4, len(x))
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return RankingDataset(x.astype(np.float32), labels, offsets, np.arange(queries), feature_names=names)
+    levels = {columns - 1: brands} if brands else {}
+    return RankingDataset(
+        x.astype(np.float32), labels, offsets, np.arange(queries), feature_names=names, categories=levels
+    )
 
 
 def ranker_of(kind="mlp", loss="rmse", scaling="auto", inputs="features", data=None, hidden=(9, 5)):

@@ -1,5 +1,6 @@
 """Exported rankers score as the rankers do, whatever they are made of; a file that does not is not left behind."""
 
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -8,13 +9,14 @@ import types
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from export_cases import KINDS, lists, ranker_of
 
 import rankgrad
 from rankgrad.export import FORMATS, export_ranker, read_export
-from rankgrad.export.check import LISTS, agreement, difficult_lists
+from rankgrad.export.check import LISTS, agreement, difficult_lists, own_scores
 from rankgrad.export.graph import ScoringGraph
 from rankgrad.export.onnx import onnx_scores
 from rankgrad.export.program import program_scores
@@ -23,6 +25,7 @@ from rankgrad.export.solr import solr_model, solr_scores
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "b0f1ce3"
 SCALINGS = ("quantile", "auto", "symlog", "standard", "none")
 LOSSES = ("rmse", "neural_ndcg@5", "ordinal")
+BRANDS = ("blue", "red", "acme")
 NAMES = ("price", "größe", "clicks", "constant", "e", "f", "g")
 
 
@@ -58,6 +61,33 @@ def test_the_lists_are_what_they_are_said_to_be():
     assert any(np.isnan(part).any() for part in parts) and any((part > 1e38).any() for part in parts)
     assert any(len(part) > 1 and np.array_equal(part, part[:1].repeat(len(part), 0)) for part in parts)
     assert all((np.abs(rows) < 1e30).all() for rows, _ in difficult_lists(ranker_of(), missing=False))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_categories_are_inside(kind):
+    ranker = ranker_of(kind, inputs="list", data=lists(names=NAMES, brands=BRANDS))
+    assert ranker.scaling.levels == {6: tuple(sorted(BRANDS))}
+    assert agreement(ranker, graph_scores(ranker)).documents > 4_000
+    known, scores = lists(seed=2).features[:5], graph_scores(ranker)
+    known[:, 6] = [0, 1, 2, -1, np.nan]
+    frame = pandas.DataFrame(known[:, :6], columns=NAMES[:6]).assign(g=[*sorted(BRANDS), "other", None])
+    np.testing.assert_allclose(scores(known, [5]), ranker.score(frame), atol=1e-6)
+    known[3, 6] = 77  # any number that is no level's
+    np.testing.assert_allclose(scores(known, [5]), ranker.score(frame), atol=1e-6)
+
+
+def test_a_network_of_ones_own_is_exported_where_torch_can(tmp_path):
+    class Tower(torch.nn.Module):
+        def __init__(self, features):
+            super().__init__()
+            self.layer = torch.nn.Linear(features, 1)
+
+        def forward(self, features, mask):
+            return self.layer(features).squeeze(-1).sigmoid()
+
+    ranker = ranker_of("linear")
+    ranker = dataclasses.replace(ranker, model=Tower(ranker.scaling.inputs).eval())
+    assert export_ranker(ranker, tmp_path / "x.pt2", "torch")["model"] == "Tower"
 
 
 @pytest.mark.parametrize("kind", ["mlp", "transformer", "mlp+members"])
@@ -112,7 +142,7 @@ def test_scores_that_differ_or_stand_in_another_order_are_refused():
 def exported(tmp_path_factory):
     """One ranker as ONNX and as a torch program."""
     folder = tmp_path_factory.mktemp("exported")
-    ranker = ranker_of("mlp+members", "neural_ndcg@5", "quantile", "list", lists(names=NAMES))
+    ranker = ranker_of("mlp+members", "neural_ndcg@5", "quantile", "list", lists(names=NAMES, brands=BRANDS))
     facts = {form: export_ranker(ranker, folder / f"ranker{FORMATS[form].suffix}", form) for form in ("onnx", "torch")}
     return ranker, folder, facts
 
@@ -126,9 +156,10 @@ def test_a_file_holds_its_facts_and_scores_without_rankgrad(exported, tmp_path):
         found = read_export(folder / f"ranker{suffix}")
         assert found["feature_names"] == list(NAMES) and found["features"] == 7 and len(found["checksum"]) == 64
         assert (found["model"], found["loss"], found["scaling"]) == ("AveragedMembers", "neural_ndcg@5", "quantile")
+        assert found["categories"] == {"g": sorted(BRANDS)}
         assert {"rankgrad", "torch"} <= set(found["versions"]) and found["ranker"] == facts["onnx"]["ranker"]
     assert read_export(folder / "ranker.onnx")["opset"] == 18
-    rows, sizes = lists(seed=1).features, lists(seed=1).lengths
+    rows, sizes = lists(seed=1, brands=BRANDS).features, lists(seed=1).lengths
     np.save(tmp_path / "rows.npy", rows)
     code = (
         "import sys, numpy, onnxruntime\n"
@@ -142,17 +173,18 @@ def test_a_file_holds_its_facts_and_scores_without_rankgrad(exported, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "('features', ['documents', 7], 'tensor(float)'), ('sizes', ['lists'], 'tensor(int64)')" in done.stdout
     assert "'rankgrad', 'rankgrad.sha256'" in done.stdout
-    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), ranker.score(rows, sizes), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), own_scores(ranker, rows, sizes), rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_files_of_both_formats_take_any_lists(exported):
     ranker, folder, _ = exported
-    rows = lists().features
+    rows = lists(brands=BRANDS).features
     for scores in (onnx_scores(folder / "ranker.onnx"), program_scores(folder / "ranker.pt2")):
-        for sizes in ([1], [6], [1, 1], [0, 3, 0, 4, 0], [0]):
-            some = rows[: sum(sizes)]
-            np.testing.assert_allclose(scores(some, sizes), ranker.score(some, sizes), atol=1e-5)
+        for sizes in ([1], [6], [1, 1], [0, 3, 0, 4, 0]):
+            some, real = rows[: sum(sizes)], [size for size in sizes if size]
+            np.testing.assert_allclose(scores(some, sizes), own_scores(ranker, some, real), atol=1e-5)
+        assert scores(rows[:0], [0]).shape == (0,)
         assert np.isnan(scores(rows[:5], [4])).all()
 
 
@@ -276,10 +308,12 @@ def test_solr_scores_as_the_ranker(tmp_path, kind, loss, scaling):
         ("mlp+members", "standard", "features", "AveragedMembers"),
         ("mlp+share", "standard", "features", "share weights"),
         ("mlp", "standard", "features", "indicators of missing values"),
+        ("mlp", "standard", "features", "categories"),
     ],
 )
 def test_what_solr_has_no_form_for_is_refused_with_the_reason(tmp_path, kind, scaling, inputs, reason):
-    data = lists(missing=0.03 if reason.startswith("indicators") else 0)
+    brands = BRANDS if reason == "categories" else ()
+    data = lists(brands=brands, missing=0.03 if reason.startswith("indicators") else 0)
     with pytest.raises(ValueError, match=rf"{reason}.*rankgrad distil"):
         export_ranker(ranker_of(kind, "rmse", scaling, inputs, data), tmp_path / "x.json", "solr")
     assert [*tmp_path.iterdir()] == []

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from rankgrad.checks import whole
-from rankgrad.cli.options import DataSource, Json, Quiet, RunFolders, examples, expect_runs_and_data, show
+from rankgrad.cli.options import DataSource, Json, Networks, Quiet, RunFolders, examples, expect_runs_and_data, show
 from rankgrad.cli.train import follow, new_folder
 
 EXAMPLES = examples(
@@ -31,6 +31,7 @@ def distil(
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any key of config.toml; may be given many times."),
     ] = None,
+    model: Networks = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -41,13 +42,16 @@ def distil(
     metric with its 95 % interval, on the test split if there is one. What comes out is a run like any other.
     """
     from rankgrad.runs.distil import distil as distilled
+    from rankgrad.training.network import import_network
 
     expect_runs_and_data(runs, data, "learn their scores on")
     if epochs is not None:
         whole("--epochs", epochs, 1)
     given = {key: value for key, value in {"train.epochs": epochs, "train.seed": seed}.items() if value is not None}
     folder = out or new_folder("distilled")
-    report = follow(distilled(runs, data, into, folder, given=given, settings=settings or ()), quiet=quiet)
+    networks = [import_network(name) for name in model or ()]
+    events = distilled(runs, data, into, folder, given=given, settings=settings or (), networks=networks)
+    report = follow(events, quiet=quiet)
     if report is not None:
         show(report, describe, quiet=quiet, as_json=as_json)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rankgrad.cli.options import Json, Overwrite, examples, show
+from rankgrad.cli.options import Json, Networks, Overwrite, examples, show
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2", "solr": ".json", "xgboost": ".json"}
 EXAMPLES = examples(
@@ -27,14 +27,15 @@ def export(
             metavar="DATA", help="xgboost alone: lists to learn the run's scores on. [those it was trained on]"
         ),
     ] = None,
+    model: Networks = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Write a ranker for programs without rankgrad.
 
     onnx and torch (torch.export's .pt2) take raw features [documents, features] float32 and sizes [lists] int64, how many
-    rows each list has, and give scores [documents]: feature scaling, missing values, list-relative inputs and averaged
-    members are inside. solr is the JSON of a NeuralNetworkModel, which one network on plainly standardised features can
+    rows each list has, and give scores [documents]: feature scaling, missing values, categories (as places in the lists that
+    the file holds), list-relative inputs and averaged members are inside. solr is the JSON of a NeuralNetworkModel, which one network on plainly standardised features can
     be. xgboost grows trees that learn the run's scores.
 
     The file is run on 256 lists with missing, huge and equal features among them before it gets its name, and is not
@@ -52,15 +53,19 @@ def export(
     if data is not None:
         raise ValueError(f"--data is for --format xgboost, and the format is {form}; leave it out")
     from rankgrad.export import export_ranker
+    from rankgrad.runs.ensemble import open_run
     from rankgrad.runs.folder import TREES
-    from rankgrad.runs.load import load
+    from rankgrad.runs.run import Run
+    from rankgrad.training.network import import_network
 
     if (run / TREES).is_file():
         raise ValueError(
             f"{run} holds trees, which their own library exports; expected a run of networks; take the model file in its folder, or "
             f"distil it into a network: rankgrad distil {run} DATA --into mlp:64,32"
         )
-    show(export_ranker(load(run, "cpu"), target, form, overwrite=overwrite), _describe, as_json=as_json)
+    opened = open_run(run, "cpu", [import_network(name) for name in model or ()])
+    assert isinstance(opened, Run)
+    show(export_ranker(opened.ranker, target, form, overwrite=overwrite), _describe, as_json=as_json)
 
 
 def _describe(written: dict[str, Any]) -> str:

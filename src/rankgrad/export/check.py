@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import ABSURD
 from rankgrad.export.graph import ScoringGraph
 from rankgrad.ranker import Ranker
@@ -16,6 +17,8 @@ KNOWN = 0.1  # share of it within which the ranker's own float32 score must be r
 LISTS = 256
 LONG = 1_000  # documents of the longest lists
 SCORED_AT_ONCE = 32  # lists of similar length
+
+UNKNOWN = {"neither", "nor"}  # texts, of which a level may be one
 
 Scores = NDArray[np.float32]
 
@@ -37,11 +40,10 @@ def agreement(
     of 10^38 overflow, or where scores are equal but for rounding and then standardised. `missing`: whether NaN and huge
     features are among the lists.
     """
-    exact = ScoringGraph(ranker)
-    exact.model.double()
+    exact = ScoringGraph(ranker, torch.float64)
     compared, largest = 0, 0.0
     for features, sizes in difficult_lists(ranker, missing=missing):
-        own, theirs = ranker.score(features, sizes), np.asarray(scores_of(features, sizes))
+        own, theirs = own_scores(ranker, features, sizes), np.asarray(scores_of(features, sizes))
         if theirs.shape != own.shape:
             raise ValueError(
                 f"the exported ranker gives {theirs.shape} scores for {len(own)} documents; expected one each"
@@ -68,6 +70,14 @@ def agreement(
     return Agreement(LISTS, compared, largest)
 
 
+def own_scores(ranker: Ranker, features: Scores, sizes: NDArray[np.int64]) -> Scores:
+    """The ranker's scores of rows whose categories are given as the places of their texts, one place more being unknown."""
+    levels = {column: (*texts, *UNKNOWN - {*texts}) for column, texts in ranker.scaling.levels.items()}
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    labels = np.zeros(len(features), np.float32)
+    return ranker.score_lists(RankingDataset(features, labels, offsets, np.arange(len(sizes)), categories=levels))
+
+
 def _expect_order(own: Scores, theirs: Scores, known: NDArray[np.bool_], sizes: NDArray[np.int64]) -> None:
     """No document may pass one that the ranker puts above it by more than rounding."""
     for rows in np.split(np.arange(len(own)), np.cumsum(sizes)[:-1]):
@@ -84,6 +94,7 @@ def difficult_lists(ranker: Ranker, *, missing: bool = True) -> Iterator[tuple[S
     low, high = (np.asarray(ranker.scaling.arrays[name], np.float64) for name in ("low", "high"))
     unbounded = ~((np.abs(low) < ABSURD) & (np.abs(high) < ABSURD))  # nothing was scaled: any number may come
     low, high = np.where(unbounded, -2.0, low), np.where(unbounded, 2.0, high)
+    numbers = ~np.isin(np.arange(ranker.features), list(ranker.scaling.levels))
     lists = []
     for number in range(LISTS):
         length = LONG if number < 2 else 1 if number < 18 else int(rng.integers(2, 40))
@@ -92,6 +103,8 @@ def difficult_lists(ranker: Ranker, *, missing: bool = True) -> Iterator[tuple[S
             place**6 if number % 2 else place * 1.2 - 0.1
         )  # crowded at the low end, as counts are; or a little outside
         rows = (low + place * (high - low)).astype(np.float32)
+        for column, texts in ranker.scaling.levels.items():
+            rows[:, column] = rng.integers(len(texts) + 1, size=length)
         if number % 8 == 3:
             rows[:] = rows[0]
         if length == LONG:
@@ -103,7 +116,7 @@ def difficult_lists(ranker: Ranker, *, missing: bool = True) -> Iterator[tuple[S
         if missing and number % 16 == 2:
             rows[rng.integers(length)] = np.nan
         if missing and number % 8 == 1:
-            hostile = rng.random(rows.shape) < 0.05
+            hostile = (rng.random(rows.shape) < 0.05) & numbers
             rows[hostile] = rng.choice([3e38, -3e38, 1e31, -1e31], hostile.sum())
         lists.append(rows)
     lists.sort(key=len)

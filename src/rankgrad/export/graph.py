@@ -21,17 +21,18 @@ class ScoringGraph(nn.Module):
     a graph cannot say more.
     """
 
-    def __init__(self, ranker: Ranker) -> None:
+    def __init__(self, ranker: Ranker, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
+        self.dtype = dtype  # in which the model computes
         self.scaling = scaling_module(ranker.scaling)
-        self.model = copy.deepcopy(ranker.model).cpu().eval().requires_grad_(False)
+        self.model = copy.deepcopy(ranker.model).cpu().to(dtype).eval().requires_grad_(False)
         self.units = ranker.units
         self.alone = isinstance(self.model, MLP | Linear) and self.model.inputs == "features"
 
     def forward(self, features: Tensor, sizes: Tensor) -> Tensor:
         """[N, F], [Q] -> [N]."""
         rows = features.shape[0]
-        x = self.scaling(features)
+        x = self.scaling(features).to(self.dtype)
         fits = (sizes.sum() == rows) & (sizes >= 0).all()
         scores = self._scored(x[None], None)[0] if self.alone else self._in_lists(x, sizes.clamp(0, rows))
         return torch.where(fits, scores, torch.nan)

@@ -19,7 +19,10 @@ def scaling_module(scaling: Scaling) -> nn.Module:
 
 
 class _Tamed(nn.Module):
-    """What all scalings do: absurd values become the end of the ordinary range, missing ones 0, and indicators follow."""
+    """What all scalings do: absurd values become the end of the ordinary range, missing ones 0, and indicators follow.
+
+    A column of categories holds the place of its text among the levels of the scaling, and comes out as a model's code.
+    """
 
     def __init__(self, scaling: Scaling) -> None:
         super().__init__()
@@ -28,11 +31,18 @@ class _Tamed(nn.Module):
         self.register_buffer("high", high)
         self.register_buffer("too_low", low.clamp(max=-ABSURD))
         self.register_buffer("too_high", high.clamp(min=ABSURD))
+        levels = [len(scaling.levels.get(column, ())) for column in range(scaling.columns)]
+        self.register_buffer("levels", torch.tensor(levels, dtype=torch.float32))
+        places = [column in scaling.levels for column in range(scaling.columns)]
+        self.register_buffer("categories", torch.tensor(places))
+        self.coded = any(places)
         self.register_buffer("indicators", torch.from_numpy(np.array(scaling.indicators, np.int64)))
         self.low: Tensor
         self.high: Tensor
         self.too_low: Tensor
         self.too_high: Tensor
+        self.levels: Tensor
+        self.categories: Tensor
         self.indicators: Tensor
 
     def forward(self, features: Tensor) -> Tensor:
@@ -40,6 +50,10 @@ class _Tamed(nn.Module):
         x = torch.where(x >= self.too_high, self.high, x)
         x = torch.where(x <= self.too_low, self.low, x)
         scaled = torch.where(missing, 0.0, self.curve(torch.where(missing, 0.0, x)).float())
+        if self.coded:  # a number that is no level's is unknown, the code after theirs; missing is the next
+            known = (features >= 0) & (features < self.levels)
+            codes = torch.where(known, features.floor(), torch.where(missing, self.levels + 1, self.levels))
+            scaled = torch.where(self.categories, codes, scaled)
         if not len(self.indicators):
             return scaled
         return torch.cat([scaled, missing.index_select(1, self.indicators).float()], 1)

@@ -34,6 +34,8 @@ def solr_model(ranker: Ranker, name: str) -> dict[str, Any]:
     assert isinstance(model, MLP | Linear)
     if model.inputs != "features":
         raise _refused("inputs relative to the list", "features of one document")
+    if scaling.levels:
+        raise _refused("categories", "numbers")
     if len(scaling.indicators):
         raise _refused("indicators of missing values", "features that were never missing in training")
     p = scaling.arrays

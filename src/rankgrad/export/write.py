@@ -47,7 +47,8 @@ def export_ranker(
     - `overwrite`: replace a file that exists.
 
     ONNX and torch take features [documents, F] float32 and sizes [lists] int64, how many rows each list has, and give scores
-    [documents]. The file is run on 256 lists, with missing, huge and equal features and 1,000 documents among them, before
+    [documents]. A column of categories holds the place of the text in the list that the file's facts have of it, from 0; any other
+    number is an unknown text, and NaN a missing one. The file is run on 256 lists, with missing, huge and equal features and 1,000 documents among them, before
     it gets its name; one that scores differently by more than 1e-5 max(1, |score|) is not left behind.
     """
     target, kind = Path(path), FORMATS[one_of("form", form, FORMATS)]
@@ -79,8 +80,10 @@ def describe(ranker: Ranker) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps(ranker.description(), sort_keys=True).encode())
     for name, tensor in sorted(ranker.tensors().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    names = ranker.names or range(ranker.features)
     return {
         "features": ranker.features,
+        "categories": {str(names[column]): list(texts) for column, texts in ranker.scaling.levels.items()},
         "feature_names": None if ranker.names is None else list(ranker.names),
         "model": type(ranker.model).__name__,
         "loss": ranker.config.loss.title,

@@ -18,7 +18,7 @@ from rankgrad.data.load import read_splits
 from rankgrad.data.scaling import fit_scaling
 from rankgrad.ranker import Ranker
 from rankgrad.runs import folder as files
-from rankgrad.runs.ensemble import Ensemble, open_run
+from rankgrad.runs.ensemble import Ensemble, Network, open_run
 from rankgrad.runs.run import Event, Finished, Run, ScoringRun, begin_run
 from rankgrad.runs.significance import compare
 from rankgrad.runs.trees import write_models
@@ -45,6 +45,7 @@ def distil(
     *,
     given: Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
+    networks: Sequence[Network] = (),
 ) -> Iterator[Event]:
     """Train a small ranker on the scores that runs give to lists, yielding what happens; the report comes last.
 
@@ -53,10 +54,11 @@ def distil(
     - `into`: "mlp:64,32" with the sizes of its layers, "linear", or "xgboost".
     - `out`: a new folder for the run.
     - `given`, `settings`: values of a configuration by key, and texts SECTION.KEY=VALUE, that change what is trained.
+    - `networks`: those of your own that the runs were trained with, as in `open_run`.
 
     A run that fails or is interrupted leaves no folder behind.
     """
-    together = Ensemble.open(folders)
+    together = Ensemble.open(folders, networks)
     teacher: ScoringRun | Ensemble = together if len(folders) > 1 else together.runs[0]
     config = student_config(together.runs[0].config, data, into, given or {}, settings)
     started = begin_run(out, config, None)
@@ -177,7 +179,9 @@ def _like(teacher: ScoringRun, part: RankingDataset, source: str) -> RankingData
         return part
     if names is not None and part.feature_names is not None and set(names) <= set(part.feature_names):
         order = [part.feature_names.index(name) for name in names]
-        return dataclasses.replace(part, features=np.asarray(part.features)[:, order], feature_names=names)
+        categories = {order.index(column): texts for column, texts in part.categories.items() if column in order}
+        features = np.asarray(part.features)[:, order]
+        return dataclasses.replace(part, features=features, feature_names=names, categories=categories)
     if names is None and part.feature_names is None and wide < teacher.features:
         fill = np.nan if teacher.config.data.missing == "nan" else 0.0
         padding = np.full((len(part.features), teacher.features - wide), fill, np.float32)
