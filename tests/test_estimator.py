@@ -180,15 +180,16 @@ def test_every_parameter_reaches_the_configuration():
         "batch_size": 5, "optimiser": "adamw", "lr": 0.5, "weight_decay": 0.1, "clip": 2.0, "schedule": "plateau",
         "milestones": (4,), "gamma": 0.3, "plateau": 3, "warmup": 9, "nonfinite": "skip", "metric": "map",
         "patience": 6, "validation_fraction": 0.4, "device": "cpu", "random_state": 11, "verbose": 0,
+        "label_gain": (0.0, 1.0, 2.0), "n_jobs": 2, "warm_start": True, "categorical": ("a",),
     }  # fmt: skip
     assert set(changed) == set(NeuralRanker().get_params())
     said = {}
     for section in dataclasses.asdict(NeuralRanker(**changed)._config()).values():
         said |= section
     renamed = {"model": "kind", "random_state": "seed", "validation_fraction": "validation", "loss_options": "options"}
-    renamed |= {"members": "count"}
+    renamed |= {"members": "count", "label_gain": "gain", "n_jobs": "threads"}
     for name, value in changed.items():
-        if name not in ("recipe", "loss", "optimiser", "verbose"):
+        if name not in ("recipe", "loss", "optimiser", "verbose", "warm_start"):
             assert said[renamed.get(name, name)] == value, name
     config = NeuralRanker(**changed)._config()
     assert (config.loss.name, config.optimiser.name) == ("listnet", "adamw")
@@ -709,6 +710,7 @@ def test_grid_search_and_cross_validation_by_query():
 def test_progress_is_shown_on_request(capsys):
     X, y, qid = documents()
     quiet = NeuralRanker(**SMALL).fit(X, y, qid=qid)
+    assert quiet.verbose is None
     assert capsys.readouterr() == ("", "")
     shown = NeuralRanker(**SMALL | {"verbose": 1}).fit(X, y, qid=qid)
     out, text = capsys.readouterr()
@@ -754,7 +756,39 @@ REFUSED = {
     "infinite weight": ("sample_weight .*non-finite", lambda X, y, q: {"sample_weight": np.full(len(q), np.inf)}),
     "zero weights": ("sample_weight is zero", lambda X, y, q: {"sample_weight": 0 * q}),
     "no eval_qid": ("eval_set has 2 parts and eval_qid is None", lambda X, y, q: {"eval_set": (X, y)}),
-    "two eval sets": ("eval_set has 2 parts", lambda X, y, q: {"eval_set": [(X, y, q), (X, y, q)]}),
+    "query ids twice": (
+        "eval_set has 3 parts and eval_qid is not None",
+        lambda X, y, q: {"eval_set": (X, y, q), "eval_qid": q},
+    ),
+    "one eval_qid for two": (
+        "eval_qid is 1 parts.*each of 2",
+        lambda X, y, q: {"eval_set": [(X, y), (X, y)], "eval_qid": [q]},
+    ),
+    "an eval set of numbers": ("eval_set has 4 parts", lambda X, y, q: {"eval_set": [1, 2, 3, 4]}),
+    "one name for two": (
+        "eval_names holds 1 names.*each of 2",
+        lambda X, y, q: {"eval_set": [(X, y, q), (X, y, q)], "eval_names": ["a"]},
+    ),
+    "a name twice": (
+        "eval_names has 'a' twice",
+        lambda X, y, q: {"eval_set": [(X, y, q), (X, y, q)], "eval_names": ["a", "a"]},
+    ),
+    "qid and group": ("qid and group were given", lambda X, y, q: {"group": [len(X)]}),
+    "group too short": (r"group says 3 rows and X has \d+", lambda X, y, q: {"qid": None, "group": [1, 2]}),
+    "group of ids": ("group says .*pass the query id of every row as qid=", lambda X, y, q: {"qid": None, "group": q}),
+    "group with a half": ("group is .*whole numbers", lambda X, y, q: {"qid": None, "group": [0.5, len(X) - 0.5]}),
+    "negative group": ("group is .*whole numbers", lambda X, y, q: {"qid": None, "group": [-1, len(X) + 1]}),
+    "group of words": ("group is .*whole numbers", lambda X, y, q: {"qid": None, "group": ["a"]}),
+    "eval_group too short": (
+        "eval_group says 1 rows",
+        lambda X, y, q: {"eval_set": [(X, y)], "eval_group": [[1]]},
+    ),
+    "eval_at of 0": ("eval_at .*1 or above", lambda X, y, q: {"eval_set": (X, y, q), "eval_at": [0]}),
+    "unknown eval_metric": ("'auc' is not a metric", lambda X, y, q: {"eval_set": (X, y, q), "eval_metric": "auc"}),
+    "two functions of one name": (
+        "two metrics are called",
+        lambda X, y, q: {"eval_set": (X, y, q), "eval_metric": [lambda t, p: 0.0, lambda t, p: 1.0]},
+    ),
     "eval_qid alone": ("eval_qid .*without eval_set", lambda X, y, q: {"eval_qid": q}),
     "eval_set an array": ("eval_set .*ndarray", lambda X, y, q: {"eval_set": X}),
     "short eval_qid": ("eval_qid .*shape", lambda X, y, q: {"eval_set": (X, y, q[1:])}),

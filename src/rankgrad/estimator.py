@@ -11,16 +11,18 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 try:
+    import sklearn
     from sklearn.base import BaseEstimator
     from sklearn.utils import check_array, check_random_state, check_X_y
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -31,26 +33,42 @@ from rankgrad.checks import one_of, whole
 from rankgrad.data.batches import batches
 from rankgrad.data.categories import Levels, split_frame, with_codes
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.grouping import as_float32, as_query_ids, group_arrays
+from rankgrad.data.grouping import as_float32, as_query_ids, group_arrays, ids_of_sizes
 from rankgrad.data.scaling import fit_scaling
 from rankgrad.files import load_tensors, pack, unpack
 from rankgrad.losses import LossSpec
-from rankgrad.metrics import parse_metric
+from rankgrad.metrics import Metric, parse_metric
+from rankgrad.models import AveragedMembers
 from rankgrad.ranker import Ranker
 from rankgrad.runs.folder import read_history, read_report
 from rankgrad.runs.load import load as load_ranker
 from rankgrad.training import config as settings
 from rankgrad.training.build import as_spec, fit_to_data, make_device, make_objectives, make_state, takes_gain, validate
-from rankgrad.training.config import RECIPES, Config, dumps
+from rankgrad.training.config import RECIPES, Config, dumps, replaced
 from rankgrad.training.data import hold_out, scaled
-from rankgrad.training.evaluate import can_choose, expect_gains, expect_grades, mean, measure
+from rankgrad.training.evaluate import can_choose, expect_gains, expect_grades, mean, measure, metric_that_chooses
 from rankgrad.training.loop import Epoch, Step, train
+from rankgrad.training.members import MemberState
 from rankgrad.training.network import OwnModel, expect_network, import_network, is_own, network_name
-from rankgrad.training.progress import watch
+from rankgrad.training.progress import is_watched, watch
+from rankgrad.training.state import TrainState
 from rankgrad.training.step import Objective
+from rankgrad.training.threads import most_threads, set_threads, threads_of_jobs, threads_of_training, torch_threads
 
 NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": False}  # `as_float32` says where
 ROWS = 1024  # documents scored at once where no list is needed
+A_FEW_SECONDS = 3.0  # of a fit, before it shows progress by itself
+EXPECTED_SETS = (
+    "expected eval_set=(X, y, qid), or eval_set=[(X, y), ...] with eval_qid=[qid, ...] or eval_group=[sizes, ...]"
+)
+ROUTING = "switch metadata routing on: sklearn.set_config(enable_metadata_routing=True)"
+
+
+class EvalSet(NamedTuple):
+    """An evaluation set, and whether it is the training set."""
+
+    data: RankingDataset
+    training: bool
 
 
 class NeuralRanker(BaseEstimator):
@@ -78,15 +96,23 @@ class NeuralRanker(BaseEstimator):
     - `epochs`, `batch_size` (lists), `optimiser` (adam, adamw), `lr`, `weight_decay`, `clip` (largest gradient norm),
       `schedule` (constant; step: times `gamma` after the epochs `milestones`; cosine; plateau: times `gamma` after
       `plateau` epochs without a better metric), `warmup` (steps), `nonfinite` (stop, skip).
-    - `metric`: what `score` returns, and what picks the epoch whose weights are kept, on `eval_set`. Without an `eval_set`
-      a `patience` (epochs without a better metric before training stops) holds out `validation_fraction` of the queries
+    - `metric`: what `score` returns, and what picks the epoch whose weights are kept, on `eval_set`: a name, or a function of
+      your own as in `rankgrad.parse_metric`, such as one of a list's labels and scores. Without an `eval_set` a `patience` (epochs without a better metric before training stops) holds out `validation_fraction` of the queries
       instead; without both, every query trains, the metric in `history_` is that of the training queries, and the last
       epoch's weights are kept. Members of the strong recipe are bagged instead, from 10 queries on.
-    - `device`: auto, cpu, cuda, ...; `random_state`: an int gives the same model again, to the bit on the CPU with the same
-      number of threads; None draws a new seed without touching numpy's. `verbose`: 1 shows progress on stderr.
+    - `label_gain`: what a label is worth to NDCG, in the loss and in `metric`: "exp2" (2^y - 1, also None), "linear", or a number for
+      each of the grades 0, 1, ..., such as [0, 1, 3, 7, 15].
+    - `device`: auto, cpu, cuda, ...; `n_jobs`: CPU threads, None for as many as the work is worth, -1 for all cores;
+      `random_state`: an int gives the same model again, to the bit on the CPU with the same number of threads; None draws a new
+      seed without touching numpy's.
+    - `warm_start`: a further `fit` goes on from the weights and the scaling of the last one, for `epochs` more; of members those
+      that were kept go on, the others begin again.
+    - `verbose`: 1 shows progress on stderr, 0 nothing; None shows a bar in a terminal or a notebook when `fit` takes longer than a few
+      seconds.
 
     After `fit`: `ranker_` (a `rankgrad.ranker.Ranker`) and its parts `model_` (the torch module), `scaling_` and `config_`
-    (what a run's config.toml would say, with the seed); `history_` (a dict per epoch), `best_epoch_` (whose weights are kept,
+    (what a run's config.toml would say, with the seed); `history_` (a dict per epoch), `evals_result_` (of every
+    `eval_set` every metric, a list with a number per epoch, as in LightGBM), `best_epoch_` (whose weights are kept,
     from 1; of members the median), `best_score_` (its metric), `members_` (a dict per member: what it was dealt, its
     validation, whether it was kept), `n_features_in_`, and `feature_names_in_` where X had names.
 
@@ -139,12 +165,15 @@ class NeuralRanker(BaseEstimator):
         plateau: int | None = None,
         warmup: int | None = None,
         nonfinite: str | None = None,
-        metric: str = "ndcg@10",
+        metric: str | Callable[..., Any] = "ndcg@10",
+        label_gain: str | Sequence[float] | None = None,
         patience: int | None = None,
         validation_fraction: float | None = None,
         device: str = "auto",
+        n_jobs: int | None = None,
         random_state: Any = None,
-        verbose: int = 0,
+        warm_start: bool = False,
+        verbose: int | None = None,
     ) -> None:
         self.recipe = recipe
         self.loss = loss
@@ -179,10 +208,13 @@ class NeuralRanker(BaseEstimator):
         self.warmup = warmup
         self.nonfinite = nonfinite
         self.metric = metric
+        self.label_gain = label_gain
         self.patience = patience
         self.validation_fraction = validation_fraction
         self.device = device
+        self.n_jobs = n_jobs
         self.random_state = random_state
+        self.warm_start = warm_start
         self.verbose = verbose
 
     def fit(
@@ -191,33 +223,49 @@ class NeuralRanker(BaseEstimator):
         y: Any,
         *,
         qid: Any = None,
+        group: Any = None,
+        sample_weight: Any = None,
         eval_set: Any = None,
         eval_qid: Any = None,
-        sample_weight: Any = None,
+        eval_group: Any = None,
+        eval_names: Any = None,
+        eval_metric: Any = None,
+        eval_at: Any = None,
     ) -> Self:
-        """Train on documents X [N, F] with grades y [N] (0 = irrelevant) and the query of each, qid [N], in any order.
+        """Train on documents X [N, F] with grades y [N] (0 = irrelevant) and the query of each.
 
-        - `eval_set`: (X, y, qid) that picks the best epoch; or (X, y), or a list of one such pair, with `eval_qid`.
+        - `qid`: the query of each row [N], rows in any order; or `group`: how many rows each query has, one after the other, as in
+          LightGBM; or a column "qid" of a frame X, as in XGBoost.
         - `sample_weight`: one weight per query, in order of first appearance, or one per row, equal within a query.
-          A query of weight 0 is never seen. `eval_set` is not weighted.
+          A query of weight 0 is never seen. Evaluation sets are not weighted.
+        - `eval_set`: (X, y, qid) that picks the best epoch by `metric`; or (X, y) with `eval_qid` or `eval_group`; or a list of such sets,
+          with a list of `eval_qid` or `eval_group`. Of several the last one picks, as in XGBoost, unless it is (X, y) itself.
+        - `eval_names`: of the sets, in `evals_result_`; "valid_0", "valid_1", ..., and "training" for (X, y) itself if not given.
+        - `eval_metric`: further metrics to record of every set, a name or a function like `metric`, or a list of them; `eval_at`:
+          cut-offs for the names without one, and for NDCG if no metric is named: (5, 10).
         """
-        config, loss = self._config(), self._own_loss()
-        if qid is None:
-            raise ValueError(
-                "fit needs qid, the query id of every row, because documents are ranked within their query; "
-                "pass fit(X, y, qid=...), or np.repeat(np.arange(len(group)), group) where you have group sizes"
-            )
-        rows, labels, levels = _documents(self, X, y, reset=True)
-        data = group_arrays(rows, labels, as_query_ids(qid, len(rows)), sample_weight, categories=levels)
-        expect_grades(data, [config.train.metric])
+        _expect_routing(qid)
+        config, loss, metric = self._config(), self._own_loss(), self._own_metric()
+        before: Ranker | None = getattr(self, "ranker_", None) if self.warm_start else None
+        features, qid = _own_queries(X, qid, group)
+        places = [*before.scaling.levels] if before else None
+        rows, labels, levels = _documents(self, features, y, reset=before is None, places=places)
+        data = group_arrays(rows, labels, _query_ids(len(rows), qid, group), sample_weight, categories=levels)
+        chosen_by = metric_that_chooses(config, metric)
+        expect_grades(data, [chosen_by])
         if takes_gain(config, loss):
             expect_gains(data, f"the loss {config.loss.title}", ", or choose a loss without gains, such as listnet")
-        given = _eval_parts(eval_set, eval_qid)
+        metrics = _eval_metrics(chosen_by, eval_metric, eval_at, config.data.gain)
+        parts = _eval_parts(eval_set, eval_qid, eval_group, eval_names)
+        sets = self._eval_sets(X, parts, metrics, [*levels])
         held_out = None
-        if given is not None:
-            rows, labels, levels = _documents(self, *given[:2], places=[*levels])
-            held_out = group_arrays(rows, labels, as_query_ids(given[2], len(rows), "eval_qid"), categories=levels)
-            expect_grades(held_out, [config.train.metric])
+        if sets:
+            others = [part for part in sets.values() if not part.training] or [*sets.values()]
+            held_out = others[-1].data
+            if config.members.bag > 1:
+                raise ValueError(
+                    "bag holds queries out to choose by, and so does eval_set; expected one of them; leave bag out, or eval_set"
+                )
         elif config.train.patience is not None and (config.members.count == 1 or config.members.share):
             if len(data) < 2:
                 raise ValueError(
@@ -225,14 +273,15 @@ class NeuralRanker(BaseEstimator):
                     "pass eval_set=(X, y, qid), or patience=None"
                 )
             data, held_out = hold_out(data, config.data.validation, config.train.seed)
-        scaling = fit_scaling(data, config.data.scaling)
+        scaling = before.scaling if before else fit_scaling(data, config.data.scaling)
         train_set = scaled(data, scaling)
         members = config.members.count != 1 and not config.members.share
         objectives = make_objectives(config, loss)
-        _warn_if_nothing_counts(train_set, objectives, config.loss.title)
-        if held_out is not None:
-            _warn_if_nothing_chooses(held_out, config.train.metric)
-        with _borrowed(self.device) as device:
+        with torch_threads(1):
+            _warn_if_nothing_counts(train_set, objectives, config.loss.title)
+            if held_out is not None:
+                _warn_if_nothing_chooses(held_out, chosen_by)
+        with _borrowed(self.device) as device, torch_threads(self._jobs() or most_threads()):
             torch.manual_seed(config.train.seed)
             config = fit_to_data(config, train_set, device, validated=held_out is not None)
             chooses = held_out is not None or config.members.bag > 1
@@ -243,10 +292,27 @@ class NeuralRanker(BaseEstimator):
                     stacklevel=2,
                 )
             state = make_state(config, train_set, device, loss, self._own_model())
-            vali_set = train_set if held_out is None else scaled(held_out, scaling)
+            state.metric = metric
+            if before:
+                _go_on_from(state, before.model, self.__dict__["members_"])
+            config = replaced(config, "train.threads", threads_of_training(config, state.model, train_set, device))
+            set_threads(config.train.threads)
+            scaled_sets = {name: scaled(part.data, scaling) for name, part in sets.items()}
+            last = next((name for name, part in sets.items() if part.data is held_out), None)
+            vali_set = train_set if held_out is None else scaled_sets[last] if last else scaled(held_out, scaling)
+
+            def measured(epoch: Epoch) -> dict[str, dict[str, float]]:
+                """Every metric of every set after an epoch; what chose it is known."""
+                found = {}
+                for name, part in scaled_sets.items():
+                    known = {chosen_by.name: epoch.metric} if name == last else {}
+                    rest = [metric for metric in metrics if metric.name not in known]
+                    found[name] = known | state.measure(part, rest, device)
+                return found
+
             events = train(state, objectives, train_set, vali_set, config, device)
             history: list[dict[str, Any]] = []
-            watch(_recorded(events, history), config, quiet=not self.verbose)
+            watch(_recorded(events, history, measured if sets else None), config, **self._shown())
             model, selected, _ = state.result(config, vali_set, device, choose=chooses)
         ranker = Ranker.of(model, scaling, config, data, device, loss)
         self.ranker_, self.history_ = dataclasses.replace(ranker, names=self._names()), history
@@ -254,6 +320,14 @@ class NeuralRanker(BaseEstimator):
         self.best_score_ = selected.get("validation_of_average", history[self.best_epoch_ - 1]["metric"])
         self.members_ = selected.get("members", [])
         return self
+
+    @property
+    def evals_result_(self) -> dict[str, dict[str, list[float]]]:
+        """By name of the set and of the metric: its value after each epoch."""
+        self._fitted()
+        epochs = [line.get("evals", {}) for line in self.history_]
+        first = epochs[0] if epochs else {}
+        return {name: {metric: [epoch[name][metric] for epoch in epochs] for metric in first[name]} for name in first}
 
     @property
     def model_(self) -> torch.nn.Module:
@@ -280,34 +354,50 @@ class NeuralRanker(BaseEstimator):
         names = getattr(self, "feature_names_in_", None)
         return None if names is None else tuple(map(str, names))
 
-    def predict(self, X: Any, qid: Any = None) -> np.ndarray:
+    def predict(self, X: Any, qid: Any = None, group: Any = None) -> np.ndarray:
         """Scores [N] float32 in the order of the rows: higher is better, comparable within a query only.
 
-        A transformer scores a document beside the others of its list and needs qid; the other models do without.
+        A model that scores a document beside the others of its list needs `qid`, or `group`, or a column "qid" of a frame X, as `fit`
+        does; the other models do without. Without rows there are no scores.
         """
         check_is_fitted(self, "ranker_")
+        X, qid = _own_queries(X, qid, group, self._names() or ())
+        if np.shape(X) in ((0,), (0, 0)):  # a list of no candidates has no columns to look at
+            return np.empty(0, np.float32)
         rows, _, levels = _documents(self, X, places=[*self.scaling_.levels])
-        if qid is not None:
-            ids = as_query_ids(qid, len(rows))
+        if qid is not None or group is not None:
+            ids = _query_ids(len(rows), qid, group)
         elif not self._scores_alone():
             raise ValueError(
                 "predict needs qid, the query id of every row, because this model scores a document beside the others "
-                "of its list; pass predict(X, qid=...), np.zeros(len(X), int) for one list, or fit with model='mlp'"
+                "of its list; pass predict(X, qid=...), np.zeros(len(X), int) for one list, or fit with model='mlp'; of a search it is "
+                "search.best_estimator_.predict(X, qid=...); a frame may have a column 'qid' instead"
             )
         else:
             ids = np.arange(len(rows)) // ROWS
+        if not len(rows):
+            return np.empty(0, np.float32)
         data = group_arrays(rows, np.zeros(len(rows)), ids, categories=levels)
         return data.in_source_order(self._scores(data))
 
-    def score(self, X: Any, y: Any, *, qid: Any = None) -> float:
-        """The mean of `metric` over queries; one without a relevant document counts as 1 for NDCG and 0 for the rest."""
+    def score(self, X: Any, y: Any, *, qid: Any = None, group: Any = None, sample_weight: Any = None) -> float:
+        """The mean of `metric` over queries; one without a relevant document counts as 1 for NDCG and 0 for the rest.
+
+        `sample_weight`: of queries, as in `fit`; the mean is then weighted.
+        """
         check_is_fitted(self, "ranker_")
-        metric = parse_metric(self.metric)
-        if qid is None:
-            raise ValueError("score needs qid, the query id of every row; pass score(X, y, qid=...)")
+        metric = self._own_metric() or parse_metric(self.metric, self.config_.data.gain)
+        X, qid = _own_queries(X, qid, group, self._names() or ())
+        if qid is None and group is None:
+            raise ValueError(
+                f"score needs qid, the query id of every row; pass score(X, y, qid=...); in a search or a pipeline {ROUTING}"
+            )
         rows, labels, levels = _documents(self, X, y, places=[*self.scaling_.levels])
-        data = group_arrays(rows, labels, as_query_ids(qid, len(rows)), categories=levels)
-        return mean(measure(self._scores(data), data, [metric.name])[metric.name], metric.empty)
+        data = group_arrays(rows, labels, _query_ids(len(rows), qid, group), sample_weight, categories=levels)
+        scores = self._scores(data)
+        with torch_threads(1):
+            values = measure(scores, data, [metric])[metric.name]
+        return mean(values, metric.empty, data.weights)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted ranker into one safetensors file; `load` reads it without executing anything.
@@ -320,9 +410,10 @@ class NeuralRanker(BaseEstimator):
     def _facts(self) -> dict[str, Any]:
         """What a file holds beside the ranker."""
         parameters = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
-        # A loss or a network of one's own has a name and no other form on disk.
+        # A loss, a network or a metric of one's own has a name and no other form on disk.
         parameters["loss"] = self.config_.loss.name if self._own_loss() else parameters["loss"]
         parameters["model"] = parameters["model"] if isinstance(self.model, str | None) else self.config_.model.kind
+        parameters["metric"] = self.config_.train.metric if callable(self.metric) else parameters["metric"]
         if not isinstance(parameters["random_state"], int | None):
             parameters["random_state"] = self.config_.train.seed
         learned = {"best_epoch": self.best_epoch_, "best_score": self.best_score_, "members": self.members_}
@@ -401,14 +492,16 @@ class NeuralRanker(BaseEstimator):
             ("lr", "dropout", "weight_decay") if config.members.count != 1 or values.get("members", 1) != 1 else ()
         )
         ranges = {name: (values[name], values[name]) for name in of_a_member if name in values}  # one value for all
-        values |= {"seed": self._seed(), "path": "arrays given to NeuralRanker.fit"}
-        own = self._own_model()
+        values |= {"seed": self._seed(), "path": "arrays given to NeuralRanker.fit", "threads": self._jobs()}
+        own, metric = self._own_model(), self._own_metric()
         if own is not None:
             expect_network(own, {})
             values["model"] = network_name(own)
+        if metric is not None:
+            values["metric"] = metric.name
         for section, names in {
             "model": {"kind": "model"},
-            "data": {"validation": "validation_fraction"},
+            "data": {"validation": "validation_fraction", "gain": "label_gain"},
             "optimiser": {"name": "optimiser"},
             "members": {"count": "members"},
         }.items():
@@ -427,7 +520,7 @@ class NeuralRanker(BaseEstimator):
             dumps(config)
         except TypeError as error:
             raise ValueError(f"a parameter is not a plain value: {error}; expected numbers, texts or tuples") from None
-        return validate(config, self._own_loss(), own=own)
+        return validate(config, self._own_loss(), metric, own=own)
 
     def _recipe(self) -> str:
         """The one that was named; the paper's if a model or its sizes were."""
@@ -442,6 +535,43 @@ class NeuralRanker(BaseEstimator):
 
     def _own_model(self) -> OwnModel:
         return _own_model(self.model)
+
+    def _own_metric(self) -> Metric | None:
+        """The metric of the caller's own, None where it is named."""
+        return parse_metric(self.metric) if callable(self.metric) else None
+
+    def _jobs(self) -> int:
+        """How many threads were asked for; 0: none in particular."""
+        return 0 if self.n_jobs is None else threads_of_jobs(self.n_jobs)
+
+    def _shown(self) -> dict[str, Any]:
+        """How `fit` shows its progress: by itself only to a person who waits, and never from a worker among others."""
+        if self.verbose is not None:
+            return {"quiet": not self.verbose}
+        return {"quiet": not is_watched(), "after": A_FEW_SECONDS}
+
+    def _eval_sets(
+        self,
+        X: Any,
+        given: list[tuple[str, Any, Any, Any, Any]],
+        metrics: list[Metric],
+        places: list[int],
+    ) -> dict[str, EvalSet]:
+        """By name the evaluation sets; `X` is what is trained on, which may be one of them."""
+        sets: dict[str, EvalSet] = {}
+        for name, X_set, y, qid, group in given:
+            same = X_set is X
+            features, qid = _own_queries(X_set, qid, group)
+            if qid is None and group is None:
+                raise ValueError(f"eval_set has 2 parts and eval_qid is None; {EXPECTED_SETS}")
+            rows, labels, levels = _documents(self, features, y, places=places)
+            data = group_arrays(rows, labels, _query_ids(len(rows), qid, group, "eval_"), categories=levels)
+            expect_grades(data, metrics)
+            name = name or ("training" if same and "training" not in sets else f"valid_{len(sets)}")
+            if name in sets:
+                raise ValueError(f"eval_names has {name!r} twice; expected a name of its own for every set")
+            sets[name] = EvalSet(data, same)
+        return sets
 
     def _loss_name(self, config: Config) -> Any:
         own = self._own_loss()
@@ -464,7 +594,7 @@ class NeuralRanker(BaseEstimator):
 
     def _scores(self, data: RankingDataset) -> np.ndarray:
         """[N] in the order of the dataset."""
-        with _borrowed(self.device) as device:
+        with _borrowed(self.device) as device, torch_threads(self._jobs() or most_threads()):
             return dataclasses.replace(self.ranker_, model=self.model_.to(device), device=device).score_lists(data)
 
 
@@ -515,12 +645,34 @@ def _borrowed(name: str) -> Iterator[torch.device]:
             yield make_device(name)
 
 
-def _recorded(events: Iterator[Step | Epoch], history: list[dict[str, Any]]) -> Iterator[Step | Epoch]:
-    """The same events, every epoch written down on the way."""
+def _recorded(
+    events: Iterator[Step | Epoch],
+    history: list[dict[str, Any]],
+    measured: Callable[[Epoch], dict[str, dict[str, float]]] | None,
+) -> Iterator[Step | Epoch]:
+    """The same events, every epoch written down on the way, with what evaluation sets say of it."""
     for event in events:
         if isinstance(event, Epoch):
-            history.append(event._asdict())
+            history.append(event._asdict() | ({"evals": measured(event)} if measured else {}))
         yield event
+
+
+def _go_on_from(state: TrainState | MemberState, model: torch.nn.Module, members: list[dict[str, Any]]) -> None:
+    """Give what is to be trained the weights of a fitted model; of members, to those that were kept."""
+    try:
+        if isinstance(state, MemberState):
+            kept = [place for place, member in enumerate(members) if member["kept"]]
+            if len(members) != len(state.model.weights) or not isinstance(model, AveragedMembers):
+                raise ValueError
+            with torch.no_grad():
+                state.model.weights[kept] = model.members.weights.to(state.model.weights)
+        else:
+            state.model.load_state_dict(model.state_dict())
+    except (ValueError, RuntimeError):
+        raise ValueError(
+            "warm_start goes on with the fitted model, and the parameters ask for another one; expected the same model, sizes and "
+            "number of members; set warm_start=False to begin again"
+        ) from None
 
 
 def _fields(section: str, now: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -561,9 +713,10 @@ def _documents(
         if rest.shape[1]:
             numbers = check_array(rest, ensure_min_samples=0, **NUMBERS)
         X = with_codes(numbers, found)
-        X, y = (check_array(X, **NUMBERS), y) if y is None else check_X_y(X, y, y_numeric=True, **NUMBERS)
+        any_number = {"ensure_min_samples": 0, **NUMBERS}
+        X, y = (check_array(X, **any_number), y) if y is None else check_X_y(X, y, y_numeric=True, **NUMBERS)
     elif y is None:
-        X = validate_data(ranker, X, reset=reset, **NUMBERS)
+        X = validate_data(ranker, X, reset=reset, ensure_min_samples=0, **NUMBERS)
     else:
         X, y = validate_data(ranker, X, y, y_numeric=True, reset=reset, **NUMBERS)
     X, levels = as_float32(X, ranker._names()), {place: texts for place, (_, texts) in found.items()}
@@ -577,25 +730,118 @@ def _documents(
     return X, y, levels
 
 
-def _eval_parts(eval_set: Any, eval_qid: Any) -> tuple[Any, Any, Any] | None:
-    """(X, y, qid) of the forms an evaluation set may have."""
-    if eval_set is None:
-        if eval_qid is not None:
-            raise ValueError("eval_qid was given without eval_set; expected both; pass eval_set=(X, y, qid)")
-        return None
-    expected = "expected eval_set=(X, y, qid), or eval_set=[(X, y)] with eval_qid=[qid]"
-    if not isinstance(eval_set, list | tuple):
-        raise ValueError(f"eval_set is of type {type(eval_set).__name__}; {expected}")
-    if len(eval_set) == 1 and isinstance(eval_set[0], list | tuple):  # as XGBoost and LightGBM have it
-        eval_set = eval_set[0]
-        if isinstance(eval_qid, list | tuple) and len(eval_qid) == 1:
-            eval_qid = eval_qid[0]
-    if len(eval_set) + (eval_qid is not None) != 3:
+def _own_queries(X: Any, qid: Any, group: Any, features: Sequence[str] = ()) -> tuple[Any, Any]:
+    """X without its column "qid", and the query ids, where a frame has such a column and it is not one of the `features`."""
+    if "qid" not in getattr(X, "columns", ()) or "qid" in features:
+        return X, qid
+    if qid is None and group is None:
+        qid = X["qid"]
+    elif not features:
+        return X, qid  # given twice: the column is a feature, as it was when the model was fitted
+    return X.drop(columns="qid") if hasattr(X, "iloc") else X.drop("qid"), qid
+
+
+def _query_ids(rows: int, qid: Any, group: Any, prefix: str = "") -> np.ndarray:
+    """The query of each row, from ids or from sizes; `prefix` is that of the arguments' names."""
+    if qid is not None and group is not None:
+        raise ValueError(f"{prefix}qid and {prefix}group were given; expected one of them; leave one out")
+    if group is not None:
+        return ids_of_sizes(group, rows, f"{prefix}group")
+    if qid is None:
         raise ValueError(
-            f"eval_set has {len(eval_set)} parts and eval_qid is {'' if eval_qid is None else 'not '}None; {expected}"
+            f"fit needs {prefix}qid, the query id of every row, because documents are ranked within their query; pass fit(X, y, "
+            f"qid=...), or group= where you have group sizes; in a search or a pipeline {ROUTING}"
         )
-    X, y, qid = (*eval_set, eval_qid)[:3]
-    return X, y, qid
+    return as_query_ids(qid, rows, f"{prefix}qid")
+
+
+def _expect_routing(qid: Any) -> None:
+    """Refuse to train in a search whose scores would all be NaN, because scikit-learn would not give them qid."""
+    if qid is None or sklearn.get_config()["enable_metadata_routing"]:
+        return
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "_fit_and_score" and frame.f_globals["__name__"].startswith("sklearn."):
+            scorer = frame.f_locals.get("scorer")
+            scorers = [*getattr(scorer, "_scorers", {"one": scorer}).values()]
+            if all(type(one).__module__.startswith("sklearn.") for one in scorers):  # one's own may know the queries
+                raise ValueError(
+                    f"scikit-learn gives qid to fit and not to score, and every score would be NaN; {ROUTING}"
+                )
+
+
+def _eval_parts(eval_set: Any, eval_qid: Any, eval_group: Any, eval_names: Any) -> list[tuple[str, Any, Any, Any, Any]]:
+    """(name, X, y, qid, group) of each evaluation set, in the forms they may have; the name is "" where none was given."""
+    others = {"eval_qid": eval_qid, "eval_group": eval_group, "eval_names": eval_names}
+    if eval_set is None:
+        for name, value in others.items():
+            if value is not None:
+                raise ValueError(f"{name} was given without eval_set; expected both; pass eval_set=(X, y, qid)")
+        return []
+    if not isinstance(eval_set, list | tuple):
+        raise ValueError(f"eval_set is of type {type(eval_set).__name__}; {EXPECTED_SETS}")
+    several = len(eval_set) == 1 or all(map(_is_set, eval_set))
+    sets = eval_set if several else [eval_set]
+    if not several and isinstance(eval_names, str):
+        eval_names = [eval_names]
+    queries, groups = (
+        _one_for_each(name, others[name], len(sets), listed=several) for name in ("eval_qid", "eval_group")
+    )
+    names = [""] * len(sets) if eval_names is None else [*map(str, eval_names)]
+    if len(names) != len(sets):
+        raise ValueError(f"eval_names holds {len(names)} names; expected one for each of {len(sets)} evaluation sets")
+    parts = []
+    for name, one, qid, group in zip(names, sets, queries, groups):
+        if not isinstance(one, list | tuple):
+            raise ValueError(f"eval_set holds a {type(one).__name__}; {EXPECTED_SETS}")
+        if not 2 <= len(one) <= 3 or (len(one) == 3 and qid is not None):
+            given = "" if qid is None else "not "
+            raise ValueError(f"eval_set has {len(one)} parts and eval_qid is {given}None; {EXPECTED_SETS}")
+        X, y, ids = (*one, qid, None)[:3]
+        parts.append((name, X, y, ids, group))
+    return parts
+
+
+def _is_set(part: Any) -> bool:
+    """Whether a part of eval_set is a set of its own: (X, y) or (X, y, qid), X of rows and columns."""
+    if not isinstance(part, list | tuple) or not 2 <= len(part) <= 3:
+        return False
+    try:
+        return len(getattr(part[0], "shape", None) or np.shape(part[0])) == 2
+    except ValueError:  # rows of unequal length
+        return False
+
+
+def _one_for_each(name: str, given: Any, count: int, *, listed: bool) -> list[Any]:
+    """What belongs to each of the evaluation sets; for one set it may stand alone."""
+    if given is None:
+        return [None] * count
+    parts = isinstance(given, list | tuple) and len(given) > 0 and all(np.ndim(part) > 0 for part in given)
+    if not listed or (count == 1 and not parts):
+        return [given]
+    if not parts or len(given) != count:
+        came = f"{len(given)} parts" if parts else f"a {type(given).__name__}"
+        raise ValueError(f"{name} is {came}; expected a list with one entry for each of {count} evaluation sets")
+    return [*given]
+
+
+def _eval_metrics(chosen_by: Metric, eval_metric: Any, eval_at: Any, gain: Any) -> list[Metric]:
+    """What is measured of evaluation sets: what picks the epoch, and what else was asked for."""
+    if eval_metric is None:
+        given = [] if eval_at is None else ["ndcg"]
+    else:
+        given = [*eval_metric] if isinstance(eval_metric, list | tuple) else [eval_metric]
+    depths = [] if eval_at is None else [whole("eval_at", k, 1) for k in np.atleast_1d(eval_at)]
+    metrics = {chosen_by.name: chosen_by}
+    for one in given:
+        cut = [f"{one}@{k}" for k in depths] if isinstance(one, str) and "@" not in one else []
+        for metric in (parse_metric(name, gain) for name in cut or [one]):
+            if metrics.setdefault(metric.name, metric).function is not metric.function and callable(one):
+                raise ValueError(
+                    f"two metrics are called {metric.name!r}; expected a name of its own for each function"
+                )
+    return [*metrics.values()]
 
 
 def _warn_if_nothing_counts(data: RankingDataset, objectives: dict[str, Objective], loss: str) -> None:
@@ -610,11 +856,11 @@ def _warn_if_nothing_counts(data: RankingDataset, objectives: dict[str, Objectiv
         )
 
 
-def _warn_if_nothing_chooses(held_out: RankingDataset, metric: str) -> None:
+def _warn_if_nothing_chooses(held_out: RankingDataset, metric: Metric) -> None:
     """Say that no epoch will be better than another on the queries that are to choose one."""
     if not can_choose(held_out, metric):
         warnings.warn(
-            f"no query that epochs are compared on has a relevant document for {metric}, so the first epoch is kept; expected "
+            f"no query that epochs are compared on has a relevant document for {metric.name}, so the first epoch is kept; expected "
             "grades above 0 there, or from 1 on for metrics without gains; look at eval_set, or at y if queries were held out",
             UserWarning,
             stacklevel=3,

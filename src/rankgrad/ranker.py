@@ -4,6 +4,7 @@ On disk it is one safetensors file that says how its model is built; loading it 
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from rankgrad.models import ranking_scores
 from rankgrad.training.build import OwnLoss, losses_of, make_averaged, make_device, make_scorer
 from rankgrad.training.config import Config, dumps, loads
 from rankgrad.training.data import scaled
-from rankgrad.training.evaluate import evaluate, metrics_of, score
+from rankgrad.training.evaluate import DOCUMENTS_AT_ONCE, evaluate, metrics_of, score
 from rankgrad.training.network import OwnModel, expect_own, make_network
 from rankgrad.training.state import under
+from rankgrad.training.threads import threads_worth, torch_threads, weights_of
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Ranker:
         if not len(lengths):
             return np.empty(0, np.float32)
         if len(lengths) == 1:  # one request of a service: no dataset is made of it
-            with torch.no_grad():
+            with torch.no_grad(), self._threads(len(rows)):
                 scaling = replace(self.scaling, source=levels) if levels else self.scaling
                 output = self.model(torch.from_numpy(scaling.apply(rows)).to(self.device)[None], None)
                 return ranking_scores(output.float(), self.units)[0].cpu().numpy()
@@ -101,11 +103,20 @@ class Ranker:
 
     def score_lists(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""
-        return score(self.model, scaled(data, self.scaling), device=self.device)
+        with self._threads(len(data.labels)):
+            return score(self.model, scaled(data, self.scaling), device=self.device)
 
     def evaluate(self, data: RankingDataset, metrics: tuple[str, ...]) -> dict[str, np.ndarray]:
         """Per-query metrics, [Q], NaN at empty queries."""
-        return evaluate(self.model, scaled(data, self.scaling), metrics_of(self.config, metrics), device=self.device)
+        wanted = metrics_of(self.config, metrics)
+        with self._threads(len(data.labels)):
+            return evaluate(self.model, scaled(data, self.scaling), wanted, device=self.device)
+
+    def _threads(self, documents: int) -> AbstractContextManager[None]:
+        """As many threads as scoring so many documents is worth: one for the list of a service."""
+        if self.device.type != "cpu":
+            return nullcontext()
+        return torch_threads(threads_worth(min(documents, DOCUMENTS_AT_ONCE) * weights_of(self.model)))
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights and scaling by name."""

@@ -19,12 +19,13 @@ from distributed_cases import CONFIG, OnOne
 import children
 from children import INTERRUPTED, LEFT, REFUSED, Trap
 from rankgrad.data.synthetic import synthetic
-from rankgrad.errors import OtherProcessError
+from rankgrad.errors import InterruptedRunError, OtherProcessError
 from rankgrad.files import load_tensors
 from rankgrad.runs.folder import Checkpoints, read_per_document, read_per_query
 from rankgrad.runs.run import train_run
 from rankgrad.training import distributed
 from rankgrad.training.config import Data, Loss
+from rankgrad.training.distributed import Signals
 
 pytestmark = pytest.mark.slow  # each starts processes
 
@@ -317,3 +318,19 @@ def test_torchrun_told_to_stop(single, tmp_path):
     assert all("epoch 1 " in m and "--resume" in m for m in messages(out)) and len(messages(out)) == 2, said
     list(train_run(out))
     assert_alike(out, single)
+
+
+def test_ctrl_c_is_answered_at_once_and_once(capfd, tmp_path):
+    with Signals(tmp_path) as signals:
+        signals.listen()
+        signals.patient = True
+        os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr() == ("", "rankgrad: stopping after this step\n")
+        assert signals.received
+        os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr() == ("", "")
+        with pytest.raises(InterruptedRunError):
+            signals.stop_at_once()
+        with pytest.raises(InterruptedRunError):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr() == ("", "")

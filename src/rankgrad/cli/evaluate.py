@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from rankgrad.cli.options import DataSource, Json, Networks, RunFolders, Split, examples, expect_runs_and_data, show
+from rankgrad.cli.options import (
+    DataSource,
+    Json,
+    Networks,
+    RunFolders,
+    Split,
+    Threads,
+    examples,
+    expect_runs_and_data,
+    limit_threads,
+    show,
+)
 
 EXAMPLES = examples(
     "rankgrad evaluate runs/first data/",
@@ -37,6 +48,7 @@ def evaluate(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace scores that FOLDER holds.")] = False,
     model: Networks = None,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Measure runs on DATA: metrics and bootstrap intervals.
@@ -69,5 +81,6 @@ def evaluate(
             "--name, --out, --set and --overwrite are for scores from elsewhere; expected --scores FILE too"
         )
     expect_runs_and_data(runs, data, "measure them on")
+    limit_threads(threads)
     networks = [import_network(of) for of in model or ()]
     show(evaluate_runs(runs, data, split, metric or (), networks), describe_evaluation, as_json=as_json)

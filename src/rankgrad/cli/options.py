@@ -13,10 +13,15 @@ from typing import Annotated, Any
 
 import typer
 
+from rankgrad.checks import whole
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors (and what --json asks for).")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")]
 Split = Annotated[str, typer.Option(help="Which split, where DATA has splits; all of it where it has none.")]
+Threads = Annotated[
+    int | None, typer.Option(metavar="NUMBER", help="CPU threads. [as many as the work is worth, at most all cores]")
+]
 RunFolders = Annotated[
     list[Path],
     typer.Argument(
@@ -63,6 +68,14 @@ def show(result: dict[str, Any], describe: Callable[[Any], str], *, as_json: boo
         print(to_json(result))
     elif not quiet:
         print(describe(result))
+
+
+def limit_threads(threads: int | None) -> None:
+    """Let torch take at most so many; nothing changes without a number."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(whole("--threads", threads, 1))
 
 
 def expect_runs_and_data(runs: list[Path], data: str, what: str) -> None:

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from rankgrad.cli.options import DataSource, Networks, Overwrite, RunFolders, Split, examples, expect_runs_and_data
+from rankgrad.cli.options import (
+    DataSource,
+    Networks,
+    Overwrite,
+    RunFolders,
+    Split,
+    Threads,
+    examples,
+    expect_runs_and_data,
+    limit_threads,
+)
 
 EXAMPLES = examples(
     "rankgrad rank runs/first data/test.txt --out scores.txt",
@@ -26,6 +36,7 @@ def rank(
         typer.Option(metavar="COLUMN", help="A table's column of document ids; that of the run if not given."),
     ] = None,
     split: Split = "test",
+    threads: Threads = None,
     overwrite: Overwrite = False,
     model: Networks = None,
 ) -> None:
@@ -44,6 +55,7 @@ def rank(
     from rankgrad.training.network import import_network
 
     expect_runs_and_data(runs, data, "rank")
+    limit_threads(threads)
     if form not in FORMATS:
         raise ValueError(f"there is no format {form!r}; expected one of {', '.join(FORMATS)}")
     file = None if out == "-" else Path(out)

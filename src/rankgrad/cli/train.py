@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankgrad.checks import whole
-from rankgrad.cli.options import SOURCES, Json, Quiet, examples, show
+from rankgrad.cli.options import SOURCES, Json, Quiet, Threads, examples, show
 from rankgrad.training.config import NATIVE, TREES, Config
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def train(
     ] = None,
     device: Annotated[str | None, typer.Option(help=f"auto, cpu, cuda, cuda:1, ... [{DEFAULT.train.device}]")] = None,
     precision: Annotated[str | None, typer.Option(help=f"float32, tf32, bf16. [{DEFAULT.train.precision}]")] = None,
+    threads: Threads = None,
     fold: Annotated[int | None, typer.Option(help=f"Fold, where DATA has folds. [{DEFAULT.data.fold}]")] = None,
     settings: Annotated[
         list[str] | None,
@@ -133,12 +134,19 @@ def train(
         "train.device": device,
         "train.init": None if init is None else str(init),
         "train.precision": precision,
+        "train.threads": threads,
         "data.fold": fold,
         "members.count": members if trials is None else trials,
         "members.keep": None if trials is None else AVERAGED if trials > AVERAGED else 1,
         "members.bag": bag,
     }
-    for name, number in (("--epochs", epochs), ("--batch-size", batch_size), ("--members", members), ("--bag", bag)):
+    for name, number in (
+        ("--epochs", epochs),
+        ("--batch-size", batch_size),
+        ("--members", members),
+        ("--bag", bag),
+        ("--threads", threads),
+    ):
         if number is not None:
             whole(name, number, 1)
     given = {key: value for key, value in options.items() if value is not None}
@@ -183,7 +191,7 @@ def train(
 
 def _given_to_trees(given: dict[str, Any], recipe: str | None, *, from_file: bool) -> dict[str, Any]:
     """The options for trees, and what they leave open; refuses what is for networks alone."""
-    known = {*TREE_DEFAULTS, "model.kind", "train.seed", "train.metric", "data.fold"}
+    known = {*TREE_DEFAULTS, "model.kind", "train.seed", "train.metric", "train.threads", "data.fold"}
     others = [key.partition(".")[2].replace("_", "-") for key in given if key not in known]
     for name in [*(["recipe"] if recipe else []), *others]:
         raise ValueError(f"--{name} is for networks; expected options of boosted trees; leave it out")

@@ -62,6 +62,32 @@ def as_query_ids(qid: Any, rows: int, name: str = "qid") -> np.ndarray:
     return as_ids(name, ids.astype(np.int64) if ids.dtype.kind == "b" else ids)
 
 
+def ids_of_sizes(sizes: Any, rows: int, name: str = "group") -> np.ndarray:
+    """The query of each row, where queries have so many rows each, one after the other, as LightGBM and XGBoost have it.
+
+    >>> ids_of_sizes([2, 1], rows=3).tolist()
+    [0, 0, 1]
+    """
+    counts = np.asarray(sizes)
+    if counts.ndim == 2 and counts.shape[1] == 1:  # a frame of one column
+        counts = counts[:, 0]
+    try:
+        whole = counts.ndim == 1 and bool((counts.astype(np.int64) == counts).all() and (counts >= 0).all())
+    except (TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise ValueError(
+            f"{name} is {sizes!r}; expected how many rows each query has, whole numbers that together are {rows}"
+        )
+    counts = counts.astype(np.int64)
+    if counts.sum() != rows:
+        hint = f"; pass the query id of every row as {name.replace('group', 'qid')}=" if len(counts) == rows else ""
+        raise ValueError(
+            f"{name} says {counts.sum()} rows and X has {rows}; expected the number of rows of each query, one after the other{hint}"
+        )
+    return np.repeat(np.arange(len(counts)), counts)
+
+
 def group_rows(ids: np.ndarray) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
     """Bring rows of equal id together: (order [N] or None, offsets [Q + 1], query_ids [Q]).
 

@@ -40,6 +40,7 @@ from rankgrad.training.network import OwnModel, expect_network, expect_own, impo
 from rankgrad.training.precision import threads_and_precision
 from rankgrad.training.start import Start
 from rankgrad.training.state import TrainState
+from rankgrad.training.threads import set_threads, threads_of_training
 
 
 class Started(NamedTuple):
@@ -259,6 +260,7 @@ def _train_run(
         state = make_state(config, train_set, device, loss, own)
     if start is not None:
         start.give(state, scaling, config.model.inputs)
+    config = _with_threads(config, place, threads_of_training(config, state.model, train_set, device), rank)
     before = folder if place != folder else None
     record = _Record(place, config, state, fingerprint, before, writes=rank == 0)
     record.restore()
@@ -356,6 +358,15 @@ def _fitted_to_data(
     if fitted != config and rank == 0:
         files.rewrite_config(folder, fitted)
     return fitted
+
+
+def _with_threads(config: Config, folder: Path, threads: int, rank: int) -> Config:
+    """The configuration with so many threads, which torch takes from here on, written down for a resumption."""
+    set_threads(threads)
+    chosen = replaced(config, "train.threads", threads)
+    if chosen != config and rank == 0:
+        files.rewrite_config(folder, chosen)
+    return chosen
 
 
 class _Record:

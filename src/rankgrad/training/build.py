@@ -356,7 +356,8 @@ def validate(config: Config, loss: OwnLoss = None, metric: Metric | None = None,
     _check_optimiser(config.optimiser)
     settings = config.train
     _check_train(settings, least=1 if config.members.count == 1 else 0)  # 0: by the data, which members alone know
-    threads, device = settings.threads or torch.get_num_threads(), str(_device(settings.device))
+    threads = settings.threads or (torch.get_num_threads() if config.model.kind in TREES else 0)
+    device = str(_device(settings.device))
     return dataclasses.replace(config, train=dataclasses.replace(settings, threads=threads, device=device))
 
 

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -159,7 +160,9 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
 
     def handle(self, *_: Any) -> None:
         """Handle a signal."""
-        self.received = True
+        again, self.received = self.received, True
+        if self.patient and not again:
+            _say("stopping after this step")
         if not self.patient:
             raise InterruptedRunError(f"stopped; nothing is lost; go on with: rankgrad train --resume {self._out}")
 
@@ -168,6 +171,14 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
             # torchrun sends SIGTERM to all when it has lost one: a process that is leaving must still report why.
             leaving = number == signal.SIGTERM and _launched() and isinstance(error, InterruptedRunError)
             signal.signal(number, signal.SIG_IGN if leaving else handler)
+
+
+def _say(sentence: str) -> None:
+    """Write a line to stderr from a handler of signals, which may have interrupted another write there; the first process does."""
+    if rank() == 0 and sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # closed, or not a file
+            erased = "\r\x1b[2K" if sys.stderr.isatty() else ""  # the bar is drawn again below
+            os.write(sys.stderr.fileno(), f"{erased}rankgrad: {sentence}\n".encode())
 
 
 def _launched() -> bool:

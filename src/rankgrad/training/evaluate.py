@@ -218,9 +218,11 @@ def summarise(values: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
     return {name: {rule: mean(value, empty) for rule, empty in RULES.items()} for name, value in values.items()}
 
 
-def mean(values: np.ndarray, empty: float) -> float:
-    """The mean over queries with NaN counted as `empty`; NaN leaves them out."""
+def mean(values: np.ndarray, empty: float, weights: np.ndarray | None = None) -> float:
+    """The mean over queries, by their weights, with NaN counted as `empty`; NaN leaves them out."""
     if not np.isnan(empty):
-        return float(np.where(np.isnan(values), empty, values).mean())
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
+        values = np.where(np.isnan(values), empty, values)
+    known = ~np.isnan(values)
+    if not known.any():
+        return float("nan")
+    return float(values[known].mean() if weights is None else np.average(values[known], weights=weights[known]))

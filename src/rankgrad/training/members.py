@@ -12,7 +12,7 @@ Under torchrun each process trains a share of the members on all lists; nothing 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -282,7 +282,9 @@ class MemberState:
     best_epoch: Tensor  # [K] int64
     plan: ExecutionPlan | None = None
     metric: Metric | None = None  # that picks the epochs, if it is the caller's own
-    measured: "list[ListsToMeasure] | None" = None  # the validation lists
+    measured: "dict[int, tuple[RankingDataset, list[ListsToMeasure]]]" = field(
+        default_factory=dict
+    )  # by a dataset's id
     shares_lists = False  # of several processes each trains some members on all lists
 
     @classmethod
@@ -391,16 +393,33 @@ class MemberState:
 
     def _validation(self, data: RankingDataset, metric: Metric, device: torch.device) -> tuple[Tensor, Tensor]:
         """The metric of each member on the queries it does not learn from, [K] float64, and whether all scores are finite."""
-        if self.measured is None:
-            self.measured = [ListsToMeasure(part, device) for part in parts_to_measure(data, len(self.drawn.ids))]
-        found = [lists.values(self.model, metric) for lists in self.measured]
-        values = torch.cat([of_part for of_part, _ in found], 1).cpu()  # [K, Q]
-        finite = torch.stack([of_part for _, of_part in found]).all(0).cpu()  # [K]
-        values = torch.where(values.isnan(), metric.empty, values)
+        (values,), finite = self._measured(data, [metric], device)
         if self.folds is None:
-            return values.mean(1), finite
+            return _mean_over_queries(values, metric), finite
         own = torch.from_numpy(self.folds) == torch.tensor(self.drawn.fold)[:, None]
-        return torch.where(own, values, 0.0).sum(1) / own.sum(1).clamp(min=1), finite
+        return _mean_over_queries(values, metric, own), finite
+
+    def _measured(
+        self, data: RankingDataset, metrics: Sequence[Metric], device: torch.device
+    ) -> tuple[list[Tensor], Tensor]:
+        """Per-query values of each metric for every member, [K, Q] float64, and whether all its scores are finite, [K]."""
+        if id(data) not in self.measured:
+            parts = parts_to_measure(data, len(self.drawn.ids))
+            self.measured[id(data)] = data, [ListsToMeasure(part, device) for part in parts]
+        found = [lists.values(self.model, metrics) for lists in self.measured[id(data)][1]]
+        values = [torch.cat([of_part[at] for of_part, _ in found], 1).cpu() for at in range(len(metrics))]
+        return values, torch.stack([finite for _, finite in found]).all(0).cpu()
+
+    def measure(self, data: RankingDataset, metrics: Sequence[Metric], device: torch.device) -> dict[str, float]:
+        """The mean of each metric over the members of the moment, those that have been dropped left out."""
+        if not metrics:
+            return {}
+        values, _ = self._measured(data, metrics, device)
+        alive = ~self.dropped.cpu()
+        return {
+            metric.name: _mean_over_queries(found[alive], metric).mean().item()
+            for metric, found in zip(metrics, values)
+        }
 
     def finished(self, settings: Train) -> bool:
         """Whether the last epoch is done, or no member is left that learns."""
@@ -510,6 +529,15 @@ def best_running(values: Tensor, smooth: int) -> Tensor:
     return values.unfold(1, smooth, 1).mean(-1).amax(1)
 
 
+def _mean_over_queries(values: Tensor, metric: Metric, own: Tensor | None = None) -> Tensor:
+    """[K, Q] -> [K], NaN counted by the metric's rule for empty queries; `own` says which queries are a member's, [K, Q]."""
+    values = torch.where(values.isnan(), metric.empty, values)
+    if own is not None:
+        own = own & ~values.isnan()
+        return torch.where(own, values, 0.0).sum(1) / own.sum(1).clamp(min=1)
+    return values.nanmean(1) if math.isnan(metric.empty) else values.mean(1)
+
+
 def parts_to_measure(data: RankingDataset, members: int) -> list[RankingDataset]:
     """A dataset as it is; in parts of consecutive lists where its features are larger than the memory that is free."""
     if not isinstance(data.features, FeatureRows):
@@ -537,17 +565,18 @@ class ListsToMeasure:
         self._device = device
 
     @torch.no_grad()
-    def values(self, model: Members, metric: Metric) -> tuple[Tensor, Tensor]:
-        """Per-query values of a metric for every member, [K, Q] float64, NaN at empty queries; and whose scores are finite."""
+    def values(self, model: Members, metrics: Sequence[Metric]) -> tuple[Tensor, Tensor]:
+        """Per-query values of metrics for every member, [M, K, Q] float64, NaN at empty queries; and whose scores are finite."""
         training = model.training
         model.eval()
         scores = torch.cat([self._scored(model, first, end) for first, end in self._chunks(len(model.weights))], 1)
         model.train(training)
-        values = torch.zeros(len(scores), self.queries, dtype=torch.float64, device=self._device)
+        values = torch.zeros(len(metrics), len(scores), self.queries, dtype=torch.float64, device=self._device)
         for queries, rows, mask, labels in self._groups:
             padded = scores[:, rows].double()
             given = labels.expand_as(padded), mask.expand_as(padded)
-            values[:, queries] = metric(padded, *given, empty=math.nan, check=False)
+            for at, metric in enumerate(metrics):
+                values[at][:, queries] = metric(padded, *given, empty=math.nan, check=False)
         return values, scores.isfinite().all(1)
 
     def _chunks(self, members: int) -> Iterator[tuple[int, int]]:

@@ -10,21 +10,22 @@ from typing import Any
 
 import torch
 
+from rankgrad.training.threads import most_threads, torch_threads
+
 PRECISIONS = ("float32", "tf32", "bf16")
 PROBE = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(x, x, x[0])"
 
 
 @contextlib.contextmanager
 def threads_and_precision(threads: int, precision: str) -> Iterator[None]:
-    """CPU threads, and TF32 in matrix products if that is the precision."""
-    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before[0])
-        torch.set_float32_matmul_precision(before[1])
+    """CPU threads, 0 for torch's number, and TF32 in matrix products if that is the precision."""
+    before = torch.get_float32_matmul_precision()
+    with torch_threads(threads or most_threads()):
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 @contextlib.contextmanager

@@ -178,6 +178,11 @@ class TrainState:
         progress.loss_sum, progress.loss_count, progress.skipped = 0.0, 0.0, 0
         return ended
 
+    def measure(self, data: RankingDataset, metrics: Sequence[Metric], device: torch.device) -> dict[str, float]:
+        """The mean of each metric for the weights of the moment."""
+        values = evaluate(self.model, data, metrics, device=device) if metrics else {}
+        return {metric.name: mean(values[metric.name], metric.empty) for metric in metrics}
+
     def result(
         self, config: Config, vali_set: RankingDataset, device: torch.device, *, choose: bool = True
     ) -> tuple[nn.Module, dict[str, Any], Callable[[Sequence[str]], dict[str, np.ndarray]]]:
