@@ -98,6 +98,7 @@ NEW = ["stars", "age", "sales", "text", "price", "clicks"]  # another order, two
 KINDS = {
     "mlp": {},
     "mlp, list inputs": {"inputs": "list"},
+    "mlp, pieces": {"inputs": "pieces"},
     "transformer": {"kind": "transformer"},
     "transformer, list inputs": {"kind": "transformer", "inputs": "list"},
     "linear": {"kind": "linear"},
