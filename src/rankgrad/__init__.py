@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from rankgrad.estimator import NeuralRanker as NeuralRanker
     from rankgrad.export import export_ranker as export_ranker, read_export as read_export
+    from rankgrad.explain import feature_importances as feature_importances
     from rankgrad.losses import (
         LOSS_TABLE as LOSS_TABLE,
         LOSSES as LOSSES,
@@ -86,6 +87,7 @@ _NAMES = {
     "rankgrad.data": "RankingDataset read_svmlight read_table",
     "rankgrad.estimator": "NeuralRanker",
     "rankgrad.export": "export_ranker read_export",
+    "rankgrad.explain": "feature_importances",
     "rankgrad.ranker": "Ranker",
     "rankgrad.runs.load": "load",
 }

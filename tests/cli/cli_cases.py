@@ -15,6 +15,7 @@ COMMANDS = [
     "report",
     "export",
     "distil",
+    "explain",
     "prepare",
     "info",
     "reproduce",

@@ -350,6 +350,67 @@ def test_scores_from_elsewhere_have_the_name_they_were_given_unless_another_row_
     assert [entry.name for entry in read_entries([tmp_path / "x", run])] == ["x", "lightgbm"]
 
 
+def explanation(names=("bm25", "length", "clicks"), data="/home/ann/lists", query="17", document="230", against="225"):
+    """As `rankgrad explain` writes it."""
+
+    def missed(*features, within, across):
+        own = [{"features": features, "loss": x, "low": x - 0.01, "high": x + 0.02} for x in (within, across)]
+        return {"features": features, "within": own[0], "across": own[1]}
+
+    def example(against):
+        amounts = [0.5, -0.25, 0.0625]
+        given = [{"feature": n, "amount": a, "value": None, "reference": -3} for n, a in zip(names, amounts)]
+        own = {"score": 1.5, "reference": 1.1875, "remainder": 1e-5, "contributions": given}
+        return {
+            "query": query, "document": document, "against": against, "place": 1, "against_place": 4, "attribution": own,
+        }  # fmt: skip
+
+    features = [missed(name, within=0.1 / n, across=-0.05 * n) for n, name in enumerate(names, 1)]
+    told = {"data": data, "split": "test", "metric": "ndcg@10", "value": 0.61, "queries": 9, "repeats": 3, "seed": 0}
+    groups = [missed(*names, within=0.2, across=0.3)]
+    return told | {
+        "correlated": 0.8, "features": features, "groups": groups, "examples": [example(""), example(against)], "note": "",
+    }  # fmt: skip
+
+
+def test_an_explanation_is_shown_as_bars_with_numbers(tmp_path):
+    folder = made(tmp_path / "run")
+    assert "rests on" not in page(folder)
+    (folder / "explanation.json").write_text(json.dumps(explanation()))
+    text = page(folder)
+    said = words(html.unescape(text))
+    assert "On the test lists of lists: ndcg@10 is 0.6100 over 9 queries" in said and "/home" not in text
+    rows = re.findall(r'<th scope="row"><bdi>(bm25|length|clicks)</bdi></th>(.*?)</tr>', said)
+    assert [name for name, _ in rows] == ["bm25", "length", "clicks"] * 3  # by loss, and by size of what they give
+    assert '<td data-head="within">0.1000<small>0.090 to 0.120</small></td>' in rows[0][1]
+    assert '<td data-head="across">−0.0500<small>−0.060 to −0.030</small></td>' in rows[0][1]
+    assert [row.count("<path") for _, row in rows] == [3] * 3 + [2] * 6  # the line of 0, two intervals or a bar
+    assert "bm25, length, clicks" in said
+    assert "Document 230 against its list's mean" in said and "Why document 230 stands above 225" in said
+    assert '<td data-head="gives">−0.2500</td><td data-head="value">missing</td>' in said
+    assert "is +0.3125: the sum of what the features give, and a remainder of +1e−05." in said
+    other = made(tmp_path / "other", noise=1)
+    said = words(html.unescape(page(other, folder)))
+    assert "What the ranking of run rests on" in said and "What the ranking of other rests on" not in said
+
+
+def test_an_explanation_says_what_is_odd(tmp_path):
+    folder = made(tmp_path / "run")
+    trees = explanation() | {"examples": [], "groups": [], "note": "trees have no gradients"}
+    (folder / "explanation.json").write_text(json.dumps(trees))
+    assert "trees have no gradients" in page(folder)
+    large = explanation([f"f{n}" for n in range(40)])
+    large["examples"][0]["attribution"]["remainder"] = 0.3
+    large["features"][5]["within"]["low"] = None
+    (folder / "explanation.json").write_text(json.dumps(large))
+    text = page(folder)
+    assert text.count("The remainder is large") == 1
+    assert "<summary>25 more</summary>" in text
+    assert not re.search(r"\bnan\b", Outline(text).text)
+    (folder / "explanation.json").write_text("{}")
+    assert "explanation.json is damaged" in refused(folder, out=tmp_path / "refused.html")
+
+
 def test_no_absolute_path_stands_in_a_page(tmp_path):
     places = [tmp_path / "a" / "lists", tmp_path / "b" / "lists"]
     folders = [made(tmp_path / "runs" / f"r{n}", noise=n, data=str(places[n // 2])) for n in range(4)]
@@ -626,14 +687,20 @@ def pages(trained, tmp_path_factory):
     report.write(trained, folder / "two.html")
     report.write(trained[:1], folder / "one.html")
     report.write([made(folder / "many", **MEMBERS), made(folder / "other", noise=1)], folder / "members.html")
+    (evil[0] / "explanation.json").write_text(
+        json.dumps(explanation([f"{EVIL}{long}", "日本語" * 99, "x" * 999], EVIL, bad[0], bad[1], bad[2]))
+    )
     report.write(evil, folder / "evil.html", title=EVIL + "t" * 300)
+    explained = made(folder / "explained")
+    (explained / "explanation.json").write_text(json.dumps(explanation([f"feature {n}" for n in range(40)])))
+    report.write([explained], folder / "explained.html")
     return folder
 
 
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", ["two", "one", "members", "evil"])
+@pytest.mark.parametrize("name", ["two", "one", "members", "explained", "evil"])
 def test_a_browser_shows_it_whole_and_without_complaint(browser, pages, name, width, dark):
     browser.open((pages / f"{name}.html").as_uri(), width, dark=dark)
     browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")

@@ -17,6 +17,7 @@ from rankgrad.cli import (
     demo,
     distil,
     evaluate,
+    explain,
     export,
     info,
     prepare,
@@ -61,6 +62,7 @@ app.command(epilog=compare.EXAMPLES)(compare.compare)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=distil.EXAMPLES)(distil.distil)
+app.command(epilog=explain.EXAMPLES)(explain.explain)
 app.command(epilog=prepare.EXAMPLES)(prepare.prepare)
 app.command(epilog=info.EXAMPLES)(info.info)
 app.add_typer(reproduce.app)

@@ -4,6 +4,7 @@
     numbers     means, intervals, paired tests, groups of queries
     figures     SVG by matplotlib, in the page's colours
     sections    figures with their captions and numbers
+    explained   what rankings rest on, as rows with bars
     page        all of it through one template (page.html.jinja) that escapes every string
 
 matplotlib and jinja2 are the extra `report` and are imported when a report is written.

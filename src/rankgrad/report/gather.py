@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankgrad.explain.explanation import Explanation, read_explanation
 from rankgrad.runs.compare import expect_same_queries
 from rankgrad.runs.folder import (
     CONFIG,
@@ -73,6 +74,7 @@ class Entry:
     sources: list[str]  # of its lists, as its runs say
     members: list[RunMembers]  # of the runs that have any
     per_document: PerDocument | None  # where it is one run that kept its scores
+    explanation: Explanation | None  # where it is one run that was explained
 
 
 def read_entries(
@@ -190,6 +192,7 @@ def _read(folder: Path, name: str, only: Collection[Path] | None) -> Entry:
         sources=[_text(report.get("data")) for report in reports],
         members=[found for of in zip(reports, configs) if (found := _members(*of)).members],
         per_document=read_per_document(runs[0]) if len(runs) == 1 else None,
+        explanation=read_explanation(runs[0]) if len(runs) == 1 else None,
     )
 
 

@@ -11,6 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from rankgrad.report import numbers
+from rankgrad.report.explained import explained_parts
 from rankgrad.report.figures import Style, style_of
 from rankgrad.report.gather import Entry, read_entries
 from rankgrad.report.numbers import SIGNIFICANT, Interval, Row
@@ -44,6 +45,7 @@ def render(
         rules=RULES,
         tables=[(metric, rows, _best(rows), _bars(rows)) for metric, rows in tables.items()],
         sections=_framed(make_sections(entries, headline, contests)),
+        explained=explained_parts(entries),
         contests=contests,
         places=numbers.PLACES,
         without_scores=[entry.name for entry in entries if entry.per_document is None],

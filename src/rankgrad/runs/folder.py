@@ -8,6 +8,7 @@
     scores.safetensors        per document of that split: score, label, row of the source
     report.json               metrics of every split under every rule for empty queries; seed, versions, machine, seconds
     init.safetensors          the weights and the scaling it started from, if those of another run
+    explanation.json          what its ranking rests on, where `rankgrad explain` was asked
     checkpoint*.safetensors   where to go on after an interruption, or with more epochs
     tensorboard/              the curves again, if asked for
     .extending/               while a finished run is trained for more epochs: the run that is to take its place
@@ -50,6 +51,7 @@ CONFIG, HISTORY, MODEL, QUERIES, SCORES, REPORT = (
 )
 TREES = "trees.json"
 INIT = "init.safetensors"
+EXPLANATION = "explanation.json"
 CURVE = {k: f"ndcg@{k}" for k in (*range(1, 21), 30, 50, 100)}  # cut-offs that a report draws
 REST_OF_CONVENTION = "discount 1 / log2(rank + 1), ties in input order"
 CONVENTION = f"gain 2^y - 1, {REST_OF_CONVENTION}"
@@ -355,6 +357,7 @@ def write_results(
     those of the split that is kept, [N], where they are what was measured.
     """
     split = kept_split(splits)
+    (folder / EXPLANATION).unlink(missing_ok=True)  # of a run that was trained further, it explains another model
     write_per_query(folder, split, splits[split], results[split], metrics)
     if scores is not None:
         write_per_document(folder, splits[split], scores)
