@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         read_table as read_table,
     )
     from rankgrad.estimator import NeuralRanker as NeuralRanker
-    from rankgrad.export import export_ranker as export_ranker, read_export as read_export
     from rankgrad.explain import feature_importances as feature_importances
+    from rankgrad.export import export_ranker as export_ranker, read_export as read_export
     from rankgrad.losses import (
         LOSS_TABLE as LOSS_TABLE,
         LOSSES as LOSSES,

@@ -1,6 +1,7 @@
 """`rankgrad evaluate --scores`: the numbers of another program, beside our runs."""
 
 import json
+import re
 
 import pytest
 
@@ -71,3 +72,25 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, trained, data, scored
     assert (code, out) == (2, "")
     assert fact in err and err.count("\n") == 1 and "\x1b" not in err
     assert not (scored / "runs").exists()
+
+
+@pytest.mark.slow
+def test_documents_are_called_by_their_ids_in_every_file_and_on_the_page(run, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "vali", "test"):
+        lines = (data / "letor" / f"{split}.txt").read_text().splitlines()
+        (tmp_path / "lists").mkdir(exist_ok=True)
+        named = [f"{line} #docid = GX{at:03}-{split}" for at, line in enumerate(lines)]
+        (tmp_path / "lists" / f"{split}.txt").write_text("\n".join(named) + "\n")
+    for seed in (0, 1):
+        arguments = ("--model", "mlp", "--epochs", 1, "--seed", seed, "--quiet", "--out", f"runs/{seed}")
+        assert run("train", "lists", *arguments)[0] == 0
+    for form, file in (("trec", "s.run"), ("csv", "s.csv")):
+        assert run("rank", "runs/0", "lists", "--format", form, "--out", file)[0] == 0
+        assert "GX003-test" in (tmp_path / file).read_text()
+        assert run("evaluate", "--scores", file, "lists", "--name", form)[0] == 0
+        assert json.loads(run("compare", f"runs/{form}", "runs/0", "--json")[1])["difference"] == 0
+    assert run("report", "runs/0", "runs/1")[0] == 0
+    assert re.search(r"GX<wbr>?0\d\d-|GX0\d\d-", (tmp_path / "report.html").read_text())
+    found = json.loads(run("explain", "runs/0", "lists", "--repeats", 1, "--document", "GX003-test", "--json")[1])
+    assert [one["document"] for one in found["examples"]] == ["GX003-test"] * 2

@@ -161,3 +161,79 @@ def test_only_documents_of_one_list_are_set_against_each_other(pair):
     data = lists()
     with pytest.raises(ValueError, match="expected"):
         attributions(ranker_of("linear", data), data, *pair)
+
+
+# --- categories -------------------------------------------------------------------------------------------------------
+
+
+def with_categories(seed=0):
+    """Columns 1 and 3 hold codes: the texts of this dataset are not in the order of the model's."""
+    data = lists(seed)
+    x = data.features.copy()
+    rng = np.random.default_rng(seed)
+    x[:, 1], x[:, 3] = rng.integers(0, 3, len(x)), rng.integers(0, 2, len(x))
+    x[4, 1] = np.nan
+    levels = {1: ("red", "green", "blue"), 3: ("shop", "news")}
+    return dataclasses.replace(data, features=x, categories=levels, feature_names=["a", "colour", "c", "kind", "e"])
+
+
+CATEGORICAL = {
+    "linear": lambda width, codes: Linear(width, categories=codes),
+    "mlp of the list": lambda width, codes: MLP(width, hidden=(16, 8), inputs="list", categories=codes),
+    "transformer": lambda width, codes: Transformer(width, width=8, layers=1, feedforward=16, categories=codes),
+    "members": lambda width, codes: AveragedMembers(Members(width, ids=range(3), hidden=(8,), categories=codes)),
+}
+
+
+def of_categories(name, data):
+    torch.manual_seed(0)
+    scaling = fit_scaling(data, "standard")
+    model = CATEGORICAL[name](scaling.inputs, scaling.codes).eval()
+    for parameter in model.parameters():  # vectors start so small that they would hardly matter
+        with torch.no_grad():
+            parameter += 0.5 * torch.randn_like(parameter)
+    return Ranker(model, scaling, Config(), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", CATEGORICAL)
+def test_categories_give_their_share_and_the_sum_holds(name):
+    data = with_categories()
+    ranker = of_categories(name, data)
+    scores = ranker.score_lists(data)
+    for document, against in ((3, None), (3, 4), (30, 40)):
+        found = attributions(ranker, data, document, against)
+        assert found.score == pytest.approx(scores[document], abs=1e-5)
+        assert abs(found.remainder) <= 5e-3 * max(1, abs(found.score - found.reference))
+        if against is not None:
+            assert found.reference == pytest.approx(scores[against], abs=1e-5)
+            back = attributions(ranker, data, against, document)
+            np.testing.assert_allclose(
+                [one.amount for one in found.contributions], [-one.amount for one in back.contributions], atol=5e-3
+            )
+    assert found.contributions[1].value in ("red", "green", "blue")
+
+
+def test_a_category_gives_what_its_vector_does_in_a_linear_model():
+    data = with_categories()
+    ranker = of_categories("linear", data)
+    found = attributions(ranker, data, 3, 4)
+    for column in (1, 3):
+        features = data.features.copy()
+        features[3, column] = features[4, column]
+        changed = ranker.score_lists(dataclasses.replace(data, features=features))[3]
+        assert found.contributions[column].amount == pytest.approx(found.score - changed, abs=1e-5)
+    assert found.contributions[1].reference == "missing"
+    texts = dataclasses.replace(
+        data, features=data.features.copy(), categories={1: ("blue", "red", "green"), 3: ("shop", "news")}
+    )
+    texts.features[:, 1] = (data.features[:, 1] + 1) % 3  # the same texts, by other codes
+    assert attributions(ranker, texts, 3, 4) == found
+
+
+def test_the_mean_of_a_category_is_its_most_common_value():
+    data = with_categories()
+    ranker = of_categories("linear", data)
+    found = attributions(ranker, data, 3)
+    codes = data.features[:9, 1]
+    common = max(range(3), key=lambda code: (codes == code).sum())
+    assert found.contributions[1].reference == data.categories[1][common]

@@ -173,7 +173,7 @@ def test_a_file_has_no_number_that_json_does_not_know(runs, data):
 def test_what_is_no_run_is_refused(runs, data, tmp_path):
     test = lists(3, 1)
     keep_scores(tmp_path / "other", "other", np.arange(len(test.labels)), test, split="test")
-    for folder, fact in ((tmp_path / "other", "no model"), (tmp_path / "absent", "is not a run")):
+    for folder, fact in ((tmp_path / "other", "no model"), (tmp_path / "absent", "does not exist")):
         with pytest.raises(ValueError, match=fact):
             explained([folder], data)
     with pytest.raises(ValueError, match="queries must be"):

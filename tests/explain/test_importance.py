@@ -14,6 +14,7 @@ from rankgrad.data.scaling import fit_scaling
 from rankgrad.explain import correlated_groups
 from rankgrad.explain.groups import correlation_within_lists
 from rankgrad.explain.importance import permutation
+from rankgrad.metrics import parse_metric
 from rankgrad.models import MLP
 from rankgrad.ranker import Ranker
 from rankgrad.runs.compare import with_interval
@@ -105,6 +106,24 @@ def test_a_ranker_scaled_once_loses_what_it_loses_scaled_each_time(scaling):
     own = feature_importances(ranker, data, repeats=2)
     assert own == feature_importances(ranker.score_lists, data, repeats=2)
     assert len({one.loss for one in own}) > 4
+
+
+def test_categories_are_permuted_like_numbers():
+    data = made(20)
+    x = data.features.copy()
+    x[:, 1] = np.random.default_rng(0).integers(0, 3, len(x))
+    data = dataclasses.replace(data, features=x, categories={1: ("a", "b", "c")})
+    torch.manual_seed(0)
+    scaling = fit_scaling(data, "standard")
+    ranker = Ranker(MLP(scaling.inputs, hidden=(6,), categories=scaling.codes), scaling, Config(), torch.device("cpu"))
+    assert feature_importances(ranker, data, repeats=2) == feature_importances(ranker.score_lists, data, repeats=2)
+
+
+def test_a_gain_of_one_s_own_is_that_of_the_metric():
+    data = made(20)
+    gain = parse_metric("ndcg@5", (0, 0, 0, 0, 7))
+    found = feature_importances(linear, data, metric=gain, repeats=1)
+    assert found != feature_importances(linear, data, metric="ndcg@5", repeats=1)
 
 
 def test_the_data_is_left_as_it_was_even_where_it_cannot_be_written():

@@ -158,3 +158,27 @@ def test_only_scores_are_replaced_and_only_on_request(tmp_path):
     with pytest.raises(ValueError, match="not finite"):
         keep_scores(tmp_path / "s", "s", SCORES * np.nan, LISTS, split="test")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ids", [None, np.arange(6) * 10**15, ["", "a-1", "日本", "x" * 99, " ", "a-1"]])
+def test_ids_of_documents_come_back_as_they_were(tmp_path, ids):
+    named = LISTS if ids is None else dataclasses.replace(LISTS, document_ids=np.array(ids))
+    keep_scores(tmp_path / "s", "s", SCORES, named, split="test")
+    kept = read_per_document(tmp_path / "s").ids
+    assert kept is None if ids is None else list(kept) == list(ids)
+
+
+def test_ids_that_stand_twice_cannot_name_a_document(tmp_path):
+    twice = dataclasses.replace(LISTS, document_ids=np.array(["x", "y", "x", "p", "q", "r"]))
+    file = tmp_path / "s.run"
+    file.write_text("a Q0 x 1 0.5 tag\n")
+    with pytest.raises(ValueError, match=r"document 'x' of query 'a' twice.*number per row"):
+        read_scores(file, twice)
+
+
+def test_a_table_calls_its_columns_as_the_lists_do_or_as_rank_does(tmp_path):
+    file = tmp_path / "s.parquet"
+    rows = table(SHUFFLED)
+    for names in (["qid", "document", "score"], ["query", "docno", "score"], ["query", "document", "score"]):
+        pyarrow.parquet.write_table(rows.rename_columns(names), file)
+        np.testing.assert_array_equal(read_scores(file, LISTS, qid="query", document="docno"), SCORES)

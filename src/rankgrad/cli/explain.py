@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankgrad.cli.options import DataSource, Json, Quiet, RunFolders, Split, examples, expect_runs_and_data, show
+from rankgrad.cli.options import (
+    DataSource,
+    Json,
+    Networks,
+    Quiet,
+    RunFolders,
+    Split,
+    examples,
+    expect_runs_and_data,
+    show,
+)
 
 if TYPE_CHECKING:
     from rankgrad.explain.explanation import Explained, Explanation, Missed
@@ -33,11 +43,12 @@ def explain(
         str | None, typer.Option(metavar="ID", help="Explain scores of this query. [ranked worst]")
     ] = None,
     document: Annotated[
-        str | None, typer.Option(metavar="ROW", help="Which document: its row, from 1. [ranked first]")
+        str | None, typer.Option(metavar="ID", help="Which document: its id, or its row from 1. [ranked first]")
     ] = None,
     above: Annotated[
-        str | None, typer.Option(metavar="ROW", help="Why it stands above this one. [the best of the others]")
+        str | None, typer.Option(metavar="ID", help="Why it stands above this one. [the best of the others]")
     ] = None,
+    model: Networks = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -56,6 +67,7 @@ def explain(
     from rich.progress import Progress
 
     from rankgrad.explain.explanation import Explanation, explain_runs
+    from rankgrad.training.network import import_network
     from rankgrad.training.progress import make_bar
 
     expect_runs_and_data(runs, data, "explain them on")
@@ -71,6 +83,7 @@ def explain(
         query=query,
         document=document,
         above=above,
+        networks=[import_network(name) for name in model or ()],
     )
     found: Explanation | None = None
     with make_bar(*Progress.get_default_columns(), quiet=quiet, transient=True) as bar:
@@ -119,9 +132,7 @@ def _describe_example(example: "Explained") -> str:
     )
     largest = sorted(own.contributions, key=lambda one: -abs(one.amount))[:SHOWN]
     head = ("feature", "gives", "value", "other's value" if example.against else "list's mean")
-    rows = [
-        (inert(one.feature, 30), f"{one.amount:+.4f}", f"{one.value:.5g}", f"{one.reference:.5g}") for one in largest
-    ]
+    rows = [(inert(one.feature, 30), f"{one.amount:+.4f}", _value(one.value), _value(one.reference)) for one in largest]
     rest = sum(one.amount for one in own.contributions) - sum(one.amount for one in largest)
     return (
         f"query {inert(example.query, 30)}: document {inert(example.document, 30)} (place {example.place})\nagainst {beside}\n"
@@ -129,6 +140,12 @@ def _describe_example(example: "Explained") -> str:
         f"{len(own.contributions) - len(largest)} other features give {rest:+.4f}, all of them {own.score - own.reference - own.remainder:+.4f}\n"
         f"scores {own.score:.4f} and {own.reference:.4f}, difference {own.score - own.reference:+.4f}, remainder {own.remainder:+.2g}"
     )
+
+
+def _value(value: float | str) -> str:
+    from rankgrad.runs.text import inert
+
+    return inert(value, 16) if isinstance(value, str) else "missing" if value != value else f"{value:.5g}"
 
 
 def _named(features: Sequence[str]) -> str:

@@ -3,7 +3,8 @@
 The features of a document go on a straight line from a reference to what they are, and the gradient of its score is summed up
 along the way. Whatever else the score depends on (the other documents, averaged and standardised members) is in it: it is the
 final score that is differentiated. What the amounts add up to is the difference of the two scores, but for a remainder, which
-is given: it is small unless the score jumps on the way, as standardised scores of a list of two documents do.
+is given: it is small unless the score jumps on the way, as standardised scores of a list of two documents do. A category has no
+way from one value to another: it gives what the score jumps by where it changes, half before the numbers go, half after.
 """
 
 import copy
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rankgrad.data.categories import Levels
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.models import ranking_scores, standardised
 from rankgrad.ranker import Ranker
@@ -28,12 +30,15 @@ Score = Callable[[Tensor], Tensor]  # [S, L, inputs] -> [S, L]
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a feature gives, and its raw values: the document's, and the other document's or the list's mean."""
+    """What a feature gives, and its raw values: the document's, and the other document's or the list's mean.
+
+    A category has texts for values, and the most common of the list for a mean.
+    """
 
     feature: str
     amount: float
-    value: float
-    reference: float
+    value: float | str
+    reference: float | str
 
 
 @dataclass(frozen=True)
@@ -73,39 +78,93 @@ def attributions(
         )
     rows = np.asarray(data.features[first:end])
     other = None if against is None else against - first
-    parts = [_attributed(one, rows, document - first, other, standardise=len(rankers) > 1) for one in rankers]
+    parts = [_attributed(one, data, rows, document - first, other, standardise=len(rankers) > 1) for one in rankers]
     amounts = np.mean([part[0] for part in parts], axis=0)
     score, reference = (float(np.mean([part[which] for part in parts])) for which in (1, 2))
     names = data.feature_names or tuple(f"feature {column + 1}" for column in range(rows.shape[1]))
-    known = ~np.isnan(rows)
-    means = np.where(known, rows, 0.0).sum(0, dtype=np.float64) / np.maximum(known.sum(0), 1)
-    beside = np.where(known.any(0), means, np.nan) if other is None else rows[other]
+    own, beside = rows[document - first], _typical(rows, data.categories) if other is None else rows[other]
     contributions = tuple(
-        Contribution(name, float(amount), float(value), float(reference_value))
-        for name, amount, value, reference_value in zip(names, amounts, rows[document - first], beside)
+        Contribution(name, float(amount), *(_shown(row[column], data.categories.get(column)) for row in (own, beside)))
+        for column, (name, amount) in enumerate(zip(names, amounts))
     )
     return Attribution(score, reference, contributions, score - reference - float(amounts.sum()))
 
 
+def _typical(rows: np.ndarray, categories: Levels) -> np.ndarray:
+    """The mean of each column [F] of a list's rows, missing values aside; the most common code of a category."""
+    known = ~np.isnan(rows)
+    means = np.where(known, rows, 0.0).sum(0, dtype=np.float64) / np.maximum(known.sum(0), 1)
+    typical = np.where(known.any(0), means, np.nan)
+    for column in categories:
+        typical[column] = _most_common(rows[:, column])
+    return typical
+
+
+def _most_common(values: np.ndarray) -> float:
+    found, counts = np.unique(values, return_counts=True)  # NaN is one value
+    return float(found[np.argmax(counts)])
+
+
+def _shown(value: float, texts: Sequence[str] | None) -> float | str:
+    """A raw value, or the text that a code stands for; one that is no category of the data is missing or unknown."""
+    if texts is None:
+        return float(value)
+    return texts[int(value)] if 0 <= value < len(texts) else "missing"
+
+
 def _attributed(
-    ranker: Ranker, rows: np.ndarray, document: int, against: int | None, *, standardise: bool
+    ranker: Ranker, data: RankingDataset, rows: np.ndarray, document: int, against: int | None, *, standardise: bool
 ) -> tuple[np.ndarray, float, float]:
     """Amounts [F], the score and the reference of one ranker."""
     model = copy.deepcopy(ranker.model).double().eval().requires_grad_(False)
 
     def scores(features: Tensor) -> Tensor:
-        found = ranking_scores(model(features), ranker.units)
+        found = ranking_scores(model(features, None), ranker.units)
         return standardised(found, None) if standardise else found
 
-    end = torch.from_numpy(ranker.scaling.apply(rows)).to(ranker.device).double()
+    categories = list(ranker.scaling.levels)
+    inputs = ranker.scaling.of(data).apply(rows)
+    end = torch.from_numpy(inputs).to(ranker.device).double()
     start = end.clone()
     if against is None:
         start[document] = end.mean(0)
+        for column in categories:
+            start[document, column] = _most_common(inputs[:, column])
     else:
         start[[document, against]] = end[[against, document]]
-    amounts, score, reference = integrated_gradients(scores, start, end, document)
+    amounts, score, reference = _with_categories(scores, start, end, document, categories)
     sources = np.concatenate([np.arange(rows.shape[1]), ranker.scaling.indicators])
     return np.bincount(sources, amounts, rows.shape[1]), score, reference
+
+
+def _with_categories(
+    scores: Score, start: Tensor, end: Tensor, document: int, categories: Sequence[int]
+) -> tuple[np.ndarray, float, float]:
+    """`integrated_gradients` of the numbers, and the jumps of categories: the mean of these before those, and after."""
+    if not categories:
+        return integrated_gradients(scores, start, end, document)
+    numbers = end.clone()
+    numbers[:, categories] = start[:, categories]
+    after, _, reference = integrated_gradients(scores, start, numbers, document)
+    after = after + _jumps(scores, numbers, end, document, categories)
+    changed = start.clone()
+    changed[:, categories] = end[:, categories]
+    before, score, _ = integrated_gradients(scores, changed, end, document)
+    before = before + _jumps(scores, start, changed, document, categories[::-1])
+    return (before + after) / 2, score, reference
+
+
+def _jumps(scores: Score, start: Tensor, end: Tensor, document: int, categories: Sequence[int]) -> np.ndarray:
+    """What the score changes by as one category after the other changes, [inputs]."""
+    lists = [start]
+    for column in categories:
+        lists.append(lists[-1].clone())
+        lists[-1][:, column] = end[:, column]
+    with torch.no_grad():
+        found = scores(torch.stack(lists))[:, document].diff()
+    jumps = start.new_zeros(start.shape[1])
+    jumps[list(categories)] = found
+    return jumps.cpu().numpy()
 
 
 def integrated_gradients(scores: Score, start: Tensor, end: Tensor, document: int) -> tuple[np.ndarray, float, float]:

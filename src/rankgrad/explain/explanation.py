@@ -16,8 +16,9 @@ from rankgrad.explain.attribution import Attribution, Contribution, attributions
 from rankgrad.explain.groups import THRESHOLD, correlated_groups
 from rankgrad.explain.importance import Importance, importances, prepare
 from rankgrad.files import write_atomically
+from rankgrad.metrics import parse_metric
 from rankgrad.ranker import Ranker
-from rankgrad.runs.ensemble import Ensemble
+from rankgrad.runs.ensemble import Ensemble, Network
 from rankgrad.runs.folder import EXPLANATION
 from rankgrad.runs.run import Run
 from rankgrad.runs.text import nullable
@@ -84,6 +85,7 @@ def explain_runs(
     query: str | None = None,
     document: str | None = None,
     above: str | None = None,
+    networks: Sequence[Network] = (),
 ) -> Iterator[Permuted | Explanation]:
     """Explain a run, or several together, on data: progress, and at the end the explanation, which a single run's folder keeps.
 
@@ -91,23 +93,25 @@ def explain_runs(
     - `metric`: that of the first run's validation if none is named.
     - `queries`: at most so many are permuted, chosen by seed and query id.
     - `repeats`, `seed`, `correlated`: as in `feature_importances`.
-    - `query`, `document`, `above`: what is to be explained: a query id, and one or two of its documents. By default the query
-      ranked worst, its first document, and that above the one that should be there.
+    - `query`, `document`, `above`: what is to be explained: a query id, and one or two of its documents, by id, or by row of the
+      source counted from 1. By default the query ranked worst, its first document, and that above the best of the others.
+    - `networks`: those of one's own that the runs were trained with.
     """
     whole("queries", queries, 1)
     if above is not None and document is None:
         raise ValueError(
             f"--above {above} was given without --document; expected the document that stands above it too"
         )
-    ensemble = Ensemble.open(folders)
+    ensemble = Ensemble.open(folders, networks)
+    config = ensemble.runs[0].config
     ranker: Any = ensemble if len(folders) > 1 else ensemble.runs[0]
     rankers = [run.ranker for run in ensemble.runs if isinstance(run, Run)]
     asked = query is not None or document is not None
     if asked and len(rankers) < len(ensemble.runs):
         raise ValueError(f"{TREES}; expected runs of networks; leave --query and --document out")
-    lists = ranker.read(source, split=split)
+    lists = ranker.read(source, split=split, document=config.data.document)
     chosen = _sample(lists, queries, seed)
-    prepared = prepare(ranker, chosen, metric or ensemble.runs[0].config.train.metric)
+    prepared = prepare(ranker, chosen, parse_metric(metric or config.train.metric, config.data.gain))
     examples: tuple[Explained, ...] = ()
     if len(rankers) == len(ensemble.runs):
         where = lists if asked else chosen
@@ -127,7 +131,7 @@ def explain_runs(
     explanation = Explanation(
         data=source,
         split=split,
-        metric=prepared.metric,
+        metric=prepared.metric.name,
         value=float(countable.mean()),
         queries=len(countable),
         repeats=repeats,
@@ -178,7 +182,7 @@ def _explained(
 ) -> Iterator[Explained]:
     """A document against its list's mean and, where the list has another, above that."""
     number, place = asked
-    query, names = str(lists.query_ids[number]), document_names(lists)
+    query, names = str(lists.query_ids[number]), _names(lists)
     first, end = int(lists.offsets[number]), int(lists.offsets[number + 1])
     ranked = (first + np.argsort(-scores[first:end], kind="stable")).tolist()
     one = ranked[0] if place is None else place
@@ -194,10 +198,8 @@ def _explained(
     yield Explained(query, names[one], names[other], ranked.index(one) + 1, ranked.index(other) + 1, found)
 
 
-def document_names(lists: RankingDataset) -> list[str]:
-    """What documents are called: their rows in the source, counted from 1."""
-    rows = (np.arange(len(lists.labels)) if lists.rows is None else lists.rows) + 1
-    return list(map(str, rows.tolist()))
+def _names(lists: RankingDataset) -> list[str]:
+    return list(map(str, lists.document_names().tolist()))
 
 
 def _query(lists: RankingDataset, query: str) -> int:
@@ -210,7 +212,7 @@ def _query(lists: RankingDataset, query: str) -> int:
 
 
 def _place(lists: RankingDataset, document: str, query: str | None, option: str) -> int:
-    names = document_names(lists)
+    names = _names(lists)
     first, end = 0, len(names)
     if query is not None:
         number = _query(lists, query)
@@ -257,7 +259,7 @@ def _restored(known: Mapping[str, Any]) -> Explanation:
     def explained(of: Mapping[str, Any]) -> Explained:
         own = of["attribution"]
         contributions = tuple(
-            Contribution(str(c["feature"]), *(_number(c[name]) for name in ("amount", "value", "reference")))
+            Contribution(str(c["feature"]), _number(c["amount"]), _value(c["value"]), _value(c["reference"]))
             for c in own["contributions"]
         )
         found = Attribution(_number(own["score"]), _number(own["reference"]), contributions, _number(own["remainder"]))
@@ -282,3 +284,7 @@ def _restored(known: Mapping[str, Any]) -> Explanation:
 
 def _number(value: Any) -> float:
     return float("nan") if value is None else float(value)
+
+
+def _value(value: Any) -> float | str:
+    return value if isinstance(value, str) else _number(value)

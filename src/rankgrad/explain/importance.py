@@ -14,7 +14,7 @@ from rankgrad.checks import one_of, whole
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.order import GAMMA, mix, random_keys
 from rankgrad.explain.groups import correlated_groups
-from rankgrad.metrics import parse_metric
+from rankgrad.metrics import Metric, parse_metric
 from rankgrad.ranker import Ranker
 from rankgrad.runs.compare import with_interval
 from rankgrad.runs.ensemble import Ensemble
@@ -43,7 +43,7 @@ def feature_importances(
     ranker: Scorer,
     data: RankingDataset,
     *,
-    metric: str = "ndcg@10",
+    metric: str | Metric = "ndcg@10",
     permute: str = "within",
     correlated: float | None = None,
     repeats: int = 5,
@@ -53,7 +53,7 @@ def feature_importances(
 
     - `ranker`: a `rankgrad.Ranker`, a run, several as one, or a function that gives the scores [N] of a dataset.
     - `data`: lists with labels, of queries it has not learned from.
-    - `metric`: whose mean over queries with a relevant document is looked at.
+    - `metric`: whose mean over queries with a relevant document is looked at: a name, or what `parse_metric` gives.
     - `permute`: "within" deals the values out anew among the documents of a list: what the feature says about their order.
       "across" deals them out among all documents: what it says about the query too.
     - `correlated`: None takes each feature by itself; a number permutes those together that are correlated by at least so much
@@ -78,15 +78,15 @@ class Prepared(NamedTuple):
     data: RankingDataset
     sources: np.ndarray  # the feature that each column of the data follows from
     score: Scores
-    metric: str
+    metric: Metric
     values: np.ndarray  # of the metric, [Q], NaN at empty queries
     names: tuple[str, ...]  # of the features
 
 
-def prepare(ranker: Scorer, data: RankingDataset, metric: str) -> Prepared:
+def prepare(ranker: Scorer, data: RankingDataset, metric: str | Metric) -> Prepared:
     """Score the lists as they are; features of networks are scaled once and for all, which is a function of single values."""
     ranker = ranker.ranker if isinstance(ranker, Run) else ranker
-    name = parse_metric(metric).name
+    metric = parse_metric(metric)
     width = data.features.shape[1]
     names = data.feature_names or tuple(f"feature {column + 1}" for column in range(width))
     sources, lists = np.arange(width), data
@@ -107,12 +107,12 @@ def prepare(ranker: Scorer, data: RankingDataset, metric: str) -> Prepared:
             f"cannot score with {type(ranker).__name__}; expected a Ranker, a run, or a function of a dataset; of a NeuralRanker "
             "pass its ranker_"
         )
-    values = measure(scores(lists), lists, [name])[name]
+    values = measure(scores(lists), lists, [metric])[metric.name]
     if np.isnan(values).all():
         raise ValueError(
-            f"no query has a relevant document, so that {name} has nothing to lose; expected labels above 0; take other lists"
+            f"no query has a relevant document, so that {metric.name} has nothing to lose; expected labels above 0; take other lists"
         )
-    return Prepared(lists, sources, scores, name, values, names)
+    return Prepared(lists, sources, scores, metric, values, names)
 
 
 def importances(
@@ -133,7 +133,7 @@ def importances(
             if np.array_equal(moved, before, equal_nan=True):
                 continue  # constant within lists: nothing is lost, to the last bit
             features[:, columns] = moved
-            losses += (prepared.values - measure(prepared.score(lists), lists, [metric])[metric]) / repeats
+            losses += (prepared.values - measure(prepared.score(lists), lists, [metric])[metric.name]) / repeats
         features[:, columns] = before
         found = with_interval(np.where(np.isnan(prepared.values), np.nan, losses), np.nan)
         names = tuple(prepared.names[feature] for feature in group)

@@ -139,7 +139,9 @@ def _side(example: Explained) -> str:
     return "above" if example.place < example.against_place else "below"
 
 
-def _value(number: float) -> tuple[str, str]:
+def _value(number: float | str) -> tuple[str, str]:
+    if isinstance(number, str):
+        return number, ""
     return ("missing" if np.isnan(number) else f"{number:.4g}".replace("-", "−"), "")
 
 

@@ -4,7 +4,7 @@ Figures and per-query tables leave out queries without a relevant document (NaN)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,10 +181,16 @@ def _examples(first: Entry, other: Entry, chosen: Sequence[tuple[np.intp, Query]
 
 def _moved(first: PerDocument, other: PerDocument, start: int, count: int) -> list[Moved]:
     """The documents from `start` that either puts among its first places, as the other ranks them."""
+    first = first if first.ids is not None else replace(first, ids=other.ids)
     before, after = (_places(of.scores[start : start + count]) for of in (first, other))
     shown = np.flatnonzero(np.minimum(before, after) <= PLACES)
     return [
-        Moved(f"row {first.rows[start + at] + 1}", float(first.labels[start + at]), int(before[at]), int(after[at]))
+        Moved(
+            f"row {first.rows[start + at] + 1}" if first.ids is None else str(first.ids[start + at]),
+            float(first.labels[start + at]),
+            int(before[at]),
+            int(after[at]),
+        )
         for at in shown[np.argsort(after[shown])]
     ]
 

@@ -11,12 +11,13 @@ import numpy as np
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.folder import MANIFEST
-from rankgrad.data.load import Columns, read_lists
+from rankgrad.data.load import read_lists
 from rankgrad.runs.elsewhere import keep_scores, read_scores
 from rankgrad.runs.ensemble import Ensemble, Network
 from rankgrad.runs.folder import PerQuery, convention_of, is_run, read_per_query
 from rankgrad.runs.significance import LEVEL, bootstrap_interval, compare
 from rankgrad.training.config import configure
+from rankgrad.training.data import columns_of
 from rankgrad.training.evaluate import RULES
 
 ENSEMBLE = "mean of scores standardised within each list"
@@ -67,12 +68,13 @@ def evaluate_scores(
             f"--set {others[0]} is not about the lists; expected a key of [data], such as --set data.qid=query"
         )
     config = configure(data, {}, settings).data
-    lists = read_lists(data, split=split, fold=config.fold, columns=Columns(config.label, config.qid))
+    columns = columns_of(config)._replace(weight=None, document_weight=None)
+    lists = read_lists(data, split=split, fold=config.fold, columns=columns)
     folder = out or Path("runs") / name
     values = keep_scores(
         folder,
         name,
-        read_scores(file, lists, qid=config.qid),
+        read_scores(file, lists, qid=config.qid, document=config.document),
         lists,
         split=split,
         metrics=metrics,

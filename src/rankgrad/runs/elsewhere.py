@@ -23,23 +23,23 @@ from rankgrad.runs.provenance import versions
 from rankgrad.training.config import Train
 from rankgrad.training.evaluate import measure
 
-SCORE, DOCUMENT = "score", "document"  # columns of a table
+SCORE, QUERY, DOCUMENT = "score", "qid", "document"  # columns of a table, as `rankgrad rank --format csv` calls them
 SELECTION = "scores from elsewhere"
 EXPECTED = "expected a number per line, or lines QUERY Q0 DOCUMENT RANK SCORE TAG, or a Parquet or CSV file"
 
 
-def read_scores(file: Path, data: RankingDataset, *, qid: str = "qid") -> np.ndarray:
+def read_scores(file: Path, data: RankingDataset, *, qid: str = QUERY, document: str | None = DOCUMENT) -> np.ndarray:
     """The scores of all documents, in the dataset's order, [N] float64.
 
     - `file`: a number per row of the source, in its order; a TREC run, whose rank column is not looked at; or a table with the
       column `score`, which is in the order of the source, or has the columns `qid` and `document` too.
     - `data`: the lists. A DOCUMENT is its id where documents have any, or its row in the source, counted from 1.
-    - `qid`: the table's column of query ids.
+    - `qid`, `document`: what a table may call its columns of ids instead.
     """
     if not file.is_file():
         raise ValueError(f"{file} does not exist; expected a file with scores; check the path")
     if kind_of(file) is not None:
-        return _of_table(file, data, qid)
+        return _of_table(file, data, qid, document)
     lines = _lines(file)
     fields = len(lines[0][1]) if lines else 1
     if fields not in (1, 6):
@@ -146,7 +146,7 @@ def _numbers(texts: Sequence[Any], where: Callable[[int], str]) -> np.ndarray:
     return scores
 
 
-def _of_table(file: Path, data: RankingDataset, qid: str) -> np.ndarray:
+def _of_table(file: Path, data: RankingDataset, qid: str, document: str | None) -> np.ndarray:
     table = open_table(file, 0, qid, lambda name: name == SCORE)
     columns = table.arrow.column_names
     if SCORE not in columns:
@@ -155,13 +155,15 @@ def _of_table(file: Path, data: RankingDataset, qid: str) -> np.ndarray:
         )
     expect_numbers(table, SCORE, "convert the column")
     scores = _numbers(plain(table.arrow[SCORE]).to_pylist(), lambda at: f"{file}, row {at + 1}, column {SCORE!r}")
+    qid = qid if qid in columns else QUERY
+    document = document if document is not None and document in columns else DOCUMENT
     queries = _texts(table.arrow[qid], f"{file}, column {qid!r}") if qid in columns else None
-    if DOCUMENT in columns:
+    if document in columns:
         if queries is None:
             raise ValueError(
-                f"{file} has a column {DOCUMENT!r} but no column {qid!r}; expected the query of each document"
+                f"{file} has a column {document!r} but no column {qid!r}; expected the query of each document"
             )
-        documents = _texts(table.arrow[DOCUMENT], f"{file}, column {DOCUMENT!r}")
+        documents = _texts(table.arrow[document], f"{file}, column {document!r}")
         return _by_name(file, queries, documents, scores, data, lambda at: f"{file}, row {at + 1}")
     found = _in_order(file, scores, data)
     own = np.repeat(data.query_ids, data.lengths)
@@ -215,6 +217,12 @@ def _by_name(
         rows = dataclasses.replace(data, document_ids=None).document_names()
         names = [(str(query), str(row)) for query, row in zip(own_queries, rows.tolist())]
     places = {name: at for at, name in enumerate(names)}
+    if len(places) < len(names):
+        query, document = next(name for at, name in enumerate(names) if places[name] != at)
+        raise ValueError(
+            f"the lists have document {document!r} of query {query!r} twice, and {file} names documents; expected distinct ids; give "
+            "a number per row instead"
+        )
     found, seen = np.empty(len(names)), np.full(len(names), -1)
     for at, (query, document) in enumerate(zip(queries, documents)):
         place = places.get((query, document))

@@ -5,7 +5,7 @@
     model.safetensors         the ranker: best weights, feature scaling, how its model is built
     trees.json, model.*       of boosted trees instead: what was grown, and the model in the library's own format
     queries.safetensors       per query of one split: metrics, NDCG@k by k, list length, relevant documents
-    scores.safetensors        per document of that split: score, label, row of the source
+    scores.safetensors        per document of that split: score, label, row of the source, id
     report.json               metrics of every split under every rule for empty queries; seed, versions, machine, seconds
     init.safetensors          the weights and the scaling it started from, if those of another run
     explanation.json          what its ranking rests on, where `rankgrad explain` was asked
@@ -22,6 +22,7 @@ import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -319,12 +320,19 @@ class PerDocument:
     scores: np.ndarray
     labels: np.ndarray
     rows: np.ndarray  # of the source, from 0
+    ids: Sequence[Any] | None  # where the source has any
 
 
 def write_per_document(folder: Path, data: RankingDataset, scores: np.ndarray) -> None:
     """Write scores.safetensors: scores [N] of lists in the dataset's order."""
     rows = np.arange(len(scores)) if data.rows is None else data.rows
     arrays = {"scores": scores, "labels": data.labels, "rows": rows}
+    if data.document_ids is not None and data.document_ids.dtype.kind != "U":
+        arrays["ids"] = data.document_ids
+    elif data.document_ids is not None:  # end to end: a JSON of all of them would be longer than safetensors takes
+        texts = [text.encode("utf-8", "surrogatepass") for text in data.document_ids.tolist()]
+        arrays["texts"] = np.frombuffer(b"".join(texts), np.uint8)
+        arrays["ends"] = np.cumsum([len(text) for text in texts])
     save_tensors(folder / SCORES, {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, {})
 
 
@@ -333,7 +341,12 @@ def read_per_document(folder: Path) -> PerDocument | None:
     if not (folder / SCORES).is_file():
         return None
     tensors, _ = load_tensors(folder / SCORES, _AGAIN)
-    return PerDocument(**{name: tensors[name].numpy() for name in ("scores", "labels", "rows")})
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    ids: Sequence[Any] | None = arrays["ids"].tolist() if "ids" in arrays else None
+    if "texts" in arrays:
+        text, ends = arrays["texts"].tobytes(), arrays["ends"].tolist()
+        ids = [text[start:end].decode("utf-8", "surrogatepass") for start, end in pairwise([0, *ends])]
+    return PerDocument(arrays["scores"], arrays["labels"], arrays["rows"], ids)
 
 
 # --- report -----------------------------------------------------------------------------------------------------------

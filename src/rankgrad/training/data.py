@@ -80,9 +80,7 @@ def columns_of(data: Data) -> Columns:
 
 def unscaled_splits(config: Config) -> dict[str, RankingDataset]:
     """The splits as they are read, a part of train held out where there is no validation split."""
-    found = read_splits(config.data.path, fold=config.data.fold, columns=columns_of(config.data))
-    # Ids of documents are for rankings: nothing here looks at them.
-    splits = {name: dataclasses.replace(split, document_ids=None) for name, split in found.items()}
+    splits = read_splits(config.data.path, fold=config.data.fold, columns=columns_of(config.data))
     if "vali" not in splits and config.members.bag == 1:
         share, train_set = config.data.validation, splits.pop("train")
         if len(train_set) < 2:
@@ -91,6 +89,8 @@ def unscaled_splits(config: Config) -> dict[str, RankingDataset]:
             )
         fitted, validation = hold_out(train_set, share, config.train.seed)
         splits = {"train": fitted, "vali": validation, **splits}
+    # Ids of documents are for rankings, those that are measured: nothing looks at them here.
+    splits["train"] = dataclasses.replace(splits["train"], document_ids=None)
     for split in splits.values():
         expect_gains(split, "the NDCG that every run records", gain=config.data.gain)
     return splits
