@@ -16,7 +16,8 @@ from rankgrad.training.config import Config
 FUNCTIONS = {**rankgrad.LOSSES, **rankgrad.METRICS}
 FUNCTIONS |= {name: getattr(rankgrad, name) for name in ("neural_sort", "soft_sort", "ot_sort", "sinkhorn")}
 FUNCTIONS |= {
-    name: getattr(rankgrad, name) for name in ("pad_lists", "unpad_lists", "load", "read_svmlight", "read_table")
+    name: getattr(rankgrad, name)
+    for name in ("pad_lists", "unpad_lists", "load", "read_svmlight", "read_table", "feature_importances")
 }
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -35,6 +35,7 @@ from rankgrad.data.categories import Levels, split_frame, with_codes
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.grouping import as_float32, as_query_ids, group_arrays, ids_of_sizes
 from rankgrad.data.scaling import fit_scaling
+from rankgrad.explain.importance import Importance, feature_importances
 from rankgrad.files import load_tensors, pack, unpack
 from rankgrad.losses import LossSpec
 from rankgrad.metrics import Metric, parse_metric
@@ -398,6 +399,31 @@ class NeuralRanker(BaseEstimator):
         with torch_threads(1):
             values = measure(scores, data, [metric])[metric.name]
         return mean(values, metric.empty, data.weights)
+
+    def feature_importances(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        qid: Any,
+        permute: str = "within",
+        correlated: float | None = None,
+        repeats: int = 5,
+        seed: int = 0,
+    ) -> list[Importance]:
+        """What `metric` loses where a feature is permuted, the largest loss first; see `rankgrad.feature_importances`.
+
+        X, y and qid are rows it has not learned from.
+        """
+        check_is_fitted(self, "ranker_")
+        rows, labels, levels = _documents(self, X, y, places=[*self.scaling_.levels])
+        data = group_arrays(rows, labels, as_query_ids(qid, len(rows)), categories=levels)
+        data = dataclasses.replace(data, feature_names=self._names())
+        with _borrowed(self.device) as device:
+            ranker = dataclasses.replace(self.ranker_, model=self.model_.to(device), device=device)
+            return feature_importances(
+                ranker, data, metric=self.metric, permute=permute, correlated=correlated, repeats=repeats, seed=seed
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted ranker into one safetensors file; `load` reads it without executing anything.

@@ -11,6 +11,7 @@ PAGES = [
     *[
         "docs/command-line.md",
         "docs/report.md",
+        "docs/explain.md",
         "docs/reproduce.md",
         "docs/practitioner.md",
         "docs/researcher.md",
