@@ -57,3 +57,16 @@ def test_the_command_line_starts_without_torch_numba_or_the_readers():
 def test_python_m_rankgrad_is_the_command_and_prepare_a_subcommand():
     result = subprocess.run([sys.executable, "-m", "rankgrad", "--help"], capture_output=True, text=True, check=True)
     assert "prepare" in result.stdout
+
+
+def test_prepare_takes_tables_and_what_their_columns_are_called(run, tmp_path):
+    lines = ["query,label,url,a", *(f"{n // 3},{n % 2},u{n},{n / 7}" for n in range(30))]
+    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n")
+    named = "--set", "data.qid=query", "--set", "data.document=url"
+    code, out, _ = run("prepare", tmp_path / "mine.csv", "--out", tmp_path / "out", *named)
+    assert code == 0 and "train" in out and "queries        8" in out
+    assert (tmp_path / "out" / "train" / "document_ids.npy").is_file()
+    code, _, err = run("prepare", tmp_path / "mine.csv", "--out", tmp_path / "again")
+    assert code == 2 and "no column 'qid'" in err and not (tmp_path / "again").exists()
+    code, _, err = run("prepare", tmp_path / "mine.csv", "--set", "train.epochs=3")
+    assert code == 2 and "data.KEY=VALUE" in err

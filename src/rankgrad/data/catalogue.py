@@ -18,6 +18,7 @@ import numpy as np
 
 from rankgrad.checks import whole
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.spool import widened_on_disk
 from rankgrad.data.svmlight.reader import read_svmlight
 from rankgrad.data.svmlight.text import blocks
 from rankgrad.data.tables.arrow import kind_of
@@ -237,35 +238,50 @@ def recognise(folder: str | Path, *, dataset: str | None = None, fold: int = 1) 
 
 
 def read_layout(
-    layout: Layout, progress: Progress | None = None, *, missing: float = 0.0, zero_based: bool = False
+    layout: Layout,
+    progress: Progress | None = None,
+    *,
+    missing: float = 0.0,
+    zero_based: bool = False,
+    spool: Path | None = None,
 ) -> Iterator[tuple[str, RankingDataset]]:
     """The splits of a recognised folder, one after the other; `missing` and `zero_based` as in `read_svmlight`.
 
     The catalogue says how many features a dataset has. Where it has no entry, all splits are read first and the
-    narrower ones are padded with `missing`.
+    narrower ones are padded with `missing`. With a `spool` features are kept in files of that folder instead of memory.
     """
     entry = CATALOGUE.get(layout.dataset or "")
     total = sum(p.stat().st_size for paths in layout.files.values() for p in paths)
     done = 0
 
-    def read(paths: tuple[Path, ...]) -> RankingDataset:
+    def read(split: str) -> RankingDataset:
         nonlocal done
+        paths = layout.files[split]
         start, size = done, sum(p.stat().st_size for p in paths)
         done += size
         report = None if progress is None else lambda now, of: progress(start + size * now // max(of, 1), total)
-        width = entry.features if entry else None
-        return read_svmlight(paths, features=width, progress=report, missing=missing, zero_based=zero_based)
+        return read_svmlight(
+            paths,
+            features=entry.features if entry else None,
+            progress=report,
+            missing=missing,
+            zero_based=zero_based,
+            spool=None if spool is None else spool / split,
+        )
 
     if entry:
-        for split, paths in layout.files.items():
-            yield split, read(paths)
+        for split in layout.files:
+            yield split, read(split)
         return
-    all_read = {split: read(paths) for split, paths in layout.files.items()}
+    all_read = {split: read(split) for split in layout.files}
     width = max(data.features.shape[1] for data in all_read.values())
     for split, data in all_read.items():
         lacking = width - data.features.shape[1]
-        if lacking:
-            padded = np.pad(data.features, ((0, 0), (0, lacking)), constant_values=missing)
+        if lacking and spool is not None:
+            wide = widened_on_disk(data.features, spool / f"{split}.wide", width, missing)
+            data = dataclasses.replace(data, features=wide)
+        elif lacking:
+            padded = np.pad(data.features[:], ((0, 0), (0, lacking)), constant_values=missing)
             data = dataclasses.replace(data, features=padded)
         yield split, data
 

@@ -21,6 +21,7 @@ from rankgrad.files import replacing
 FORMAT = "rankgrad dataset"
 VERSION = 1
 MANIFEST = "manifest.json"
+SUMMARY = "summary.txt"  # of a folder of splits, which `prepare` writes last
 FULL_CHECK = 1 << 24  # features up to this many bytes are checked completely on opening
 BLOCKS, BLOCK = 64, 4096  # larger ones in this many evenly spaced blocks of this many bytes
 

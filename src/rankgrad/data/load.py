@@ -3,8 +3,8 @@
 synthetic, synthetic:SIZE   generated from a seed, three splits (sizes: tiny, small, web30k, istella, istella-full)
 a text file                 LETOR/SVMLight, plain or compressed
 a table                     Parquet, CSV or Arrow, by its ending, with columns label and qid (or as `Columns` says)
-a folder                    of text files train, vali, test (any layout the catalogue knows), of tables of those names,
-                            what `prepare` wrote, or one saved dataset
+a folder                    of text files train, vali, test (any layout the catalogue knows), of tables of those names
+                            or parts of them (data/tables/files.py), what `prepare` wrote, or one saved dataset
 """
 
 import math
@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 
 from rankgrad.data.catalogue import CATALOGUE, SPLITS, Progress, read_layout, recognise
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.folder import MANIFEST, read_manifest
-from rankgrad.data.prepare import SUMMARY
+from rankgrad.data.folder import MANIFEST, SUMMARY, read_manifest
 from rankgrad.data.svmlight.reader import read_svmlight
 from rankgrad.data.synthetic import SIZES, synthetic
-from rankgrad.data.tables.arrow import kind_of
+from rankgrad.data.tables.files import is_table, table_files
 from rankgrad.data.tables.reader import read_table
-
-TABLE_NAMES = {"train": "train", "vali": "vali", "valid": "vali", "validation": "vali", "test": "test"}
 
 Splits = dict[str, Callable[[], RankingDataset]]  # each read when it is asked for
 
@@ -49,7 +46,11 @@ class Columns(NamedTuple):
 
     def of_table(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """What `read_table` is told; `names` are the features a model expects, if there is one."""
-        chosen = {"features": self.features or None, "ignore": self.ignore} if names is None else {"features": names}
+        chosen = (
+            {"features": self.features or None, "ignore": self.ignore}
+            if names is None
+            else {"features": names, "ignore": ()}
+        )
         roles = {name: getattr(self, name) for name in ("label", "qid", "weight", "document", "document_weight")}
         kinds = {"categorical": self.categorical, "by_type": self.by_type}
         return {**roles, **chosen, **kinds, "missing": 0.0 if self.missing == "all_zero" else math.nan}
@@ -186,22 +187,7 @@ def _splits_of(
         _refuse_unfinished(path, saved)
         return {split: partial(RankingDataset.open, path / split) for split in saved}
     read = partial(read_table, labelled=labelled, **columns.of_table(names))
-    return {split: partial(read, file) for split, file in _tables(path).items()} or None
-
-
-def _tables(folder: Path) -> dict[str, Path]:
-    """The table of each split in a folder, in the order of the splits."""
-    tables: dict[str, Path] = {}
-    for file in sorted(folder.iterdir()):
-        name = TABLE_NAMES.get(file.name.split(".")[0])
-        if name is None or not _is_table(file):
-            continue
-        if name in tables:
-            raise ValueError(
-                f"{tables[name]} and {file.name} are both tables of {name}; expected one for each split; move one away"
-            )
-        tables[name] = file
-    return {split: tables[split] for split in SPLITS if split in tables}
+    return {split: partial(read, parts) for split, parts in table_files(path).items()} or None
 
 
 def _read_file(
@@ -213,7 +199,7 @@ def _read_file(
     *,
     labelled: bool = True,
 ) -> RankingDataset:
-    if _is_table(path):
+    if is_table(path):
         return read_table(path, labelled=labelled, **columns.of_table(names))
     return read_svmlight(path, features=features, progress=progress, **columns.of_text())
 
@@ -221,7 +207,7 @@ def _read_file(
 def _expect_tables(source: str) -> None:
     """Refuse to choose columns of what has none: they would all be taken without a word."""
     path = Path(source)
-    if not (_is_table(path) if path.is_file() else path.is_dir() and _tables(path) and not _saved_in(path)):
+    if not (is_table(path) if path.is_file() else path.is_dir() and table_files(path) and not _saved_in(path)):
         raise ValueError(
             f"data.features and data.ignore choose columns of tables, and {source} is none; expected Parquet, CSV or Arrow; leave "
             "them out, or give them to rankgrad prepare where the data was prepared from tables"
@@ -233,10 +219,6 @@ def _saved_in(folder: Path) -> list[str]:
     if (folder / MANIFEST).exists():
         return ["train"]
     return [split for split in SPLITS if (folder / split / MANIFEST).exists()]
-
-
-def _is_table(path: Path) -> bool:
-    return path.is_file() and kind_of(path) is not None
 
 
 def _refuse_unfinished(folder: Path, splits: Sequence[str]) -> None:

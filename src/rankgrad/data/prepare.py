@@ -1,19 +1,28 @@
-"""From a folder of LETOR/SVMLight text to a folder of memory-mapped splits, compared with the published counts."""
+"""From LETOR/SVMLight text or tables to a folder of memory-mapped splits, in bounded memory; compared with the published counts.
+
+Features go from the files to a temporary file beside the result, and from there, brought together by query, into the
+result: twice the disk space for a while, and in memory a block of rows and some numbers for each document.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankgrad.data.catalogue import CATALOGUE, SPLITS, Entry, Progress, read_layout, recognise
+from rankgrad.data.catalogue import CATALOGUE, SPLITS, Entry, Layout, Progress, read_layout, recognise
 from rankgrad.data.dataset import Description, RankingDataset
-from rankgrad.data.folder import is_saved
+from rankgrad.data.folder import SUMMARY, is_saved
+from rankgrad.data.load import DEFAULT_COLUMNS, Columns
+from rankgrad.data.tables.files import is_table, table_files
+from rankgrad.data.tables.stream import spool_tables
 from rankgrad.files import replacing
 
-SUMMARY = "summary.txt"
+SPOOL = ".spool"  # the folder of temporary files
 VALIDATION_SEED = 0
 
 
@@ -59,35 +68,47 @@ def prepare(
     fold: int = 1,
     overwrite: bool = False,
     progress: Progress | None = None,
+    columns: Columns = DEFAULT_COLUMNS,
 ) -> PreparedSummary:
-    """Read the text of a dataset, compare its counts with the catalogue, and write it memory-mapped with a summary.
+    """Read the text or the tables of a dataset, compare counts with the catalogue, and write it memory-mapped with a summary.
 
-    Written are `train`, `vali` and `test` (for `RankingDataset.open`) and `summary.txt`. Where there is no validation
-    file, a quarter of the train queries becomes one, always the same.
+    Written are `train`, `vali` and `test` (for `RankingDataset.open`) and `summary.txt`, all at once at the end. Where
+    there is no validation file, a quarter of the train queries becomes one, always the same. The memory this takes does
+    not grow with the features: tables and text larger than memory can be prepared. The rows of a query may be scattered.
 
-    - `folder`: the unpacked dataset, in a layout that `recognise` knows.
+    - `folder`: the unpacked dataset, in a layout that `recognise` knows; a folder of tables (Parquet, CSV, Arrow) called
+      train, vali and test, each in one file, in files train-*, or in a folder of parts; or a single file.
     - `dataset`: its name in the catalogue; None finds it out.
-    - `out`: the folder to write; None is `<folder>/prepared`.
+    - `out`: the folder to write; None is `prepared` in the folder, or beside the file.
     - `fold`: which fold to read, where the dataset has several.
     - `overwrite`: replace what an earlier call wrote there; anything else is never replaced.
     - `progress`: called with the bytes read so far and the bytes of all files.
+    - `columns`: what the columns of tables are called, and what is missing where.
     """
-    layout = recognise(folder, dataset=dataset, fold=fold)
+    source = Path(folder)
+    layout, tables = _contents(source, dataset, fold)
     entry = CATALOGUE.get(layout.dataset or "")
-    target = (Path(folder, "prepared") if out is None else Path(out)).resolve()
+    beside = source if source.is_dir() else source.parent
+    target = (beside / "prepared" if out is None else Path(out)).resolve()
     _refuse_occupied(target, overwrite)
     notes: list[str] = []
     described: dict[str, Description] = {}
     written: dict[str, Description] = {}
     clamped = width = 0
-    with replacing(target) as building:
-        for split, data in read_layout(layout, progress):
+    with _writing(target) as building:
+        spool = building / SPOOL
+        spool.mkdir()
+        if tables:
+            splits = _read_tables(tables, spool, columns, progress)
+        else:
+            splits = read_layout(layout, progress, spool=spool, **columns.of_text())
+        for split, data in splits:
             described[split] = data.describe()
             clamped += data.provenance["clamped"]
-            width = max(width, data.provenance["largest_index"])
+            width = max(width, data.provenance.get("largest_index", 0))
             pieces = {split: data}
-            if split == "train" and "vali" not in layout.files:
-                pieces = set_aside(data, layout.files["train"][0])
+            if split == "train" and "vali" not in (tables or layout.files):
+                pieces = set_aside(data, (tables or layout.files)["train"][0])
                 notes.append(
                     "there is no validation file: a quarter of the train queries, always the same, was set aside"
                 )
@@ -95,17 +116,67 @@ def prepare(
                 known = {"dataset": layout.dataset, "fold": layout.fold, "split": name}
                 dataclasses.replace(piece, provenance={**data.provenance, **known}).save(building / name)
                 written[name] = piece.describe()
-        if "test" not in layout.files:
+        shutil.rmtree(spool)
+        if "test" not in (tables or layout.files):
             notes.append("there is no test file")
         if clamped:
             notes.append(f"{clamped:,} values beyond float32 were clamped")
         differences = _differences(entry, layout.fold, described, width) if entry else ()
         if entry and differences:
             notes = [*entry.quirks, *notes]
-        splits = {split: written[split] for split in SPLITS if split in written}
-        summary = PreparedSummary(layout.dataset, layout.fold, target, splits, differences, tuple(notes))
+        found = {split: written[split] for split in SPLITS if split in written}
+        summary = PreparedSummary(layout.dataset, layout.fold, target, found, differences, tuple(notes))
         (building / SUMMARY).write_text(f"{summary}\n", encoding="utf-8")
     return summary
+
+
+def _contents(source: Path, dataset: str | None, fold: int) -> tuple[Layout, dict[str, list[Path]]]:
+    """The texts of a folder or file, or its tables; a folder of both is taken for its texts."""
+    if source.is_file():
+        if is_table(source):
+            return Layout(None, fold, {}), {"train": [source]}
+        return Layout(dataset, fold, {"train": (source,)}), {}
+    try:
+        return recognise(source, dataset=dataset, fold=fold), {}
+    except ValueError:
+        tables = table_files(source) if source.is_dir() and dataset is None else {}
+        if not tables:
+            raise
+        if "train" not in tables:
+            raise ValueError(f"{source} has no train split; it has {', '.join(tables)}; add one") from None
+        return Layout(None, fold, {}), tables
+
+
+def _read_tables(
+    tables: Mapping[str, list[Path]], spool: Path, columns: Columns, progress: Progress | None
+) -> Iterator[tuple[str, RankingDataset]]:
+    """The splits one after the other, all with the features of train."""
+    total = sum(path.stat().st_size for paths in tables.values() for path in paths)
+    done = 0
+    names: tuple[str, ...] | None = None
+    for split, paths in tables.items():
+        report = None if progress is None else lambda now, _, start=done: progress(start + now, total)
+        data = spool_tables(paths, spool / split, columns.of_table(names), report)
+        done += sum(path.stat().st_size for path in paths)
+        if names is None and data.feature_names is not None:  # the others hold categories where train does
+            names = data.feature_names
+            columns = columns._replace(categorical=tuple(names[n] for n in data.categories), by_type=False)
+        yield split, data
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[Path]:
+    """`replacing`, with a word about where else to write."""
+    try:
+        with replacing(target) as building:
+            yield building
+    except OSError as error:
+        if error.filename is not None and Path(error.filename).resolve().is_relative_to(target.parent):
+            raise ValueError(
+                f"{target} cannot be written: {error.strerror}; expected a folder to write into; give another with --out (out= in "
+                "Python)"
+            ) from None
+        raise
 
 
 def set_aside(train: RankingDataset, path: Path) -> dict[str, RankingDataset]:

@@ -21,7 +21,9 @@ import numpy as np
 
 from rankgrad.checks import one_of, whole
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.feature_rows import FeatureRows, Features
 from rankgrad.data.grouping import as_missing, first_return, group_rows
+from rankgrad.data.spool import GrowingFile
 from rankgrad.data.svmlight import text as text_files
 from rankgrad.data.svmlight.blocks import BlockError, Parsed, Scratch, parse_block
 from rankgrad.data.svmlight.line import MAX_INDEX, Rules, clamped_column, find_index, quote
@@ -50,6 +52,7 @@ def read_svmlight(
     zero_based: bool = False,
     scattered: str = "group",
     progress: Callable[[int, int], None] | None = None,
+    spool: PathLike | None = None,
 ) -> RankingDataset:
     r"""Read lines `label qid:Q i:v i:v ... # comment`, plain or compressed (.gz, .bz2, .zst).
 
@@ -67,6 +70,7 @@ def read_svmlight(
     - `scattered`: where the rows of a query are not together, "group" moves them to the query's first row (`rows` of
       the result remembers where they were) and "refuse" raises an error.
     - `progress`: called with the bytes read so far and the bytes of all files.
+    - `spool`: a new file that holds the features instead of memory; it is mapped by the result and can be removed after it.
 
     Where the comment of every line begins with `docid = NAME`, as in LETOR, the names are the result's `document_ids`.
 
@@ -90,7 +94,8 @@ def read_svmlight(
     missing = as_missing(missing)
     one_of("scattered", scattered, ("group", "refuse"))
 
-    reading = _Reading(GrowingMatrix(missing), features or 0, fixed=features is not None, base=0 if zero_based else 1)
+    matrix = GrowingMatrix(missing) if spool is None else GrowingFile(Path(spool), missing)
+    reading = _Reading(matrix, features or 0, fixed=features is not None, base=0 if zero_based else 1)
     rules = Rules(wants_qid=sides is None, limit=features or MAX_INDEX, base=reading.base, nan=bool(np.isnan(missing)))
     _read(paths, reading, rules, progress=progress)
     labels, qids = np.concatenate(reading.labels), np.concatenate(reading.qids)
@@ -102,11 +107,14 @@ def read_svmlight(
         per_file = zip(sides, paths, reading.rows_per_file)
         sizes = np.concatenate([_read_groups(side, file, rows) for side, file, rows in per_file])
         offsets, query_ids, order = np.concatenate(([0], np.cumsum(sizes))), np.arange(len(sizes)), None
-    matrix = reading.matrix.finish(reading.width)
+    finished: Features = reading.matrix.finish(reading.width)
     if order is not None:
-        from rankgrad.data.svmlight.compiled import permute_rows  # loaded by now: the files have been parsed
+        if isinstance(matrix, GrowingFile):
+            finished = FeatureRows([finished], order)
+        else:
+            from rankgrad.data.svmlight.compiled import permute_rows  # loaded by now: the files have been parsed
 
-        permute_rows(matrix, order)
+            permute_rows(finished, order)
         labels = labels[order]
     document_ids = _document_ids(reading.document_ids, order)
     files = [
@@ -127,7 +135,7 @@ def read_svmlight(
             reading.first_clamped,
         )
     return RankingDataset(
-        matrix, labels, offsets, query_ids, rows=order, provenance=provenance, document_ids=document_ids
+        finished, labels, offsets, query_ids, rows=order, provenance=provenance, document_ids=document_ids
     )
 
 
@@ -135,7 +143,7 @@ def read_svmlight(
 class _Reading:
     """The blocks read so far, put together in file order."""
 
-    matrix: GrowingMatrix
+    matrix: GrowingMatrix | GrowingFile
     width: int  # fixed by the caller, or the largest index so far
     fixed: bool
     base: int = 1  # index of the first feature
@@ -174,7 +182,7 @@ class _Reading:
         size = 4 * self.width * (self.matrix.rows + more_rows)
         if self.widest is None or size <= MODEST_BYTES:
             return
-        memory = memory_bytes()
+        memory = None if isinstance(self.matrix, GrowingFile) else memory_bytes()
         if size > BYTES_PER_TEXT_BYTE * self.text_bytes:
             excess = f"more than {BYTES_PER_TEXT_BYTE} times the text"
         elif self.second and self.width > FAR_BEYOND * self.second:

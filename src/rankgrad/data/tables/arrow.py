@@ -17,10 +17,11 @@ NULLS = ("NA", "N/A", "NULL", "Null", "null", "None", "none")
 
 
 class Table(NamedTuple):
-    """An Arrow table and what to call it in errors."""
+    """An Arrow table and what to call it in errors; `first` is the row of the source that it begins with."""
 
     name: str
     arrow: Any
+    first: int = 0
 
 
 def kind_of(path: Path) -> str | None:
@@ -43,7 +44,9 @@ def open_table(source: Any, number: int, qid: str, wanted: Callable[[str], bool]
     pyarrow = import_pyarrow()
     package = type(source).__module__.split(".")[0]
     name = f"the {package} table" if number == 0 else f"{package} table {number + 1}"
-    if isinstance(source, str | os.PathLike):
+    if isinstance(source, Table):  # a part of a file
+        table = source
+    elif isinstance(source, str | os.PathLike):
         table = Table(os.fspath(source), _read_file(Path(source), qid, wanted))
     elif isinstance(source, pyarrow.Table):
         table = Table(name, source)
@@ -115,7 +118,7 @@ def _read_file(path: Path, qid: str, wanted: Callable[[str], bool]) -> Any:
 def _read_csv(path: Path, delimiter: str, qid: str, wanted: Callable[[str], bool]) -> Any:
     """Numbers are asked for as float64: left to itself, pyarrow takes 0x10 for an integer."""
     pyarrow = import_pyarrow()
-    csv, types, parse = pyarrow.csv, pyarrow.types, pyarrow.csv.ParseOptions(delimiter=delimiter)
+    csv, parse = pyarrow.csv, pyarrow.csv.ParseOptions(delimiter=delimiter)
 
     def read(kinds: dict[str, Any], nulls: bool = False) -> Any:
         kinds = others | kinds | {qid: pyarrow.large_string()}
@@ -123,11 +126,7 @@ def _read_csv(path: Path, delimiter: str, qid: str, wanted: Callable[[str], bool
         with pyarrow.input_stream(str(path), compression="detect") as stream:
             return csv.read_csv(stream, parse_options=parse, convert_options=convert)
 
-    with pyarrow.input_stream(str(path), compression="detect") as stream:
-        guess = csv.open_csv(stream, parse_options=parse).schema  # from the beginning of the file
-    tests = (types.is_integer, types.is_floating, types.is_null)
-    numbers = [f.name for f in guess if wanted(f.name) and any(t(f.type) for t in tests)]
-    others = {name: pyarrow.large_string() for name in guess.names if not wanted(name)}
+    guess, numbers, others = _guess_kinds(path, parse, wanted)
     try:
         table = read(dict.fromkeys(numbers, pyarrow.float64()))
     except pyarrow.ArrowInvalid as error:
@@ -150,10 +149,29 @@ def _read_csv(path: Path, delimiter: str, qid: str, wanted: Callable[[str], bool
             )
     if table.column_names.count(qid) != 1:
         return table  # the check of the columns reports it
-    return table.set_column(table.column_names.index(qid), qid, _ids_of_texts(table[qid]))
+    return table.set_column(table.column_names.index(qid), qid, ids_of_texts(table[qid]))
 
 
-def _ids_of_texts(texts: Any) -> Any:
+def _guess_kinds(path: Path, parse: Any, wanted: Callable[[str], bool]) -> tuple[Any, list[str], dict[str, Any]]:
+    """By the beginning of a file: its schema, the wanted columns that hold numbers, and the type of those not wanted."""
+    pyarrow = import_pyarrow()
+    types = pyarrow.types
+    with pyarrow.input_stream(str(path), compression="detect") as stream:
+        guess = pyarrow.csv.open_csv(stream, parse_options=parse).schema
+    tests = (types.is_integer, types.is_floating, types.is_null)
+    numbers = [f.name for f in guess if wanted(f.name) and any(t(f.type) for t in tests)]
+    return guess, numbers, {name: pyarrow.large_string() for name in guess.names if not wanted(name)}
+
+
+def csv_kinds(path: Path, qid: str, wanted: Callable[[str], bool]) -> tuple[Any, dict[str, Any]]:
+    """How a CSV file is parsed, and the types of its columns, the query ids as texts."""
+    pyarrow = import_pyarrow()
+    parse = pyarrow.csv.ParseOptions(delimiter="," if kind_of(path) == ".csv" else "\t")
+    _, numbers, others = _guess_kinds(path, parse, wanted)
+    return parse, others | dict.fromkeys(numbers, pyarrow.float64()) | {qid: pyarrow.large_string()}
+
+
+def ids_of_texts(texts: Any) -> Any:
     """Texts as numbers if all of them are, unless that would lose a leading zero (007); the empty text as null."""
     pyarrow = import_pyarrow()
     compute = pyarrow.compute
@@ -180,7 +198,7 @@ def _read_arrow(path: Path) -> Any:
 
 
 def at(table: Table, row: int, name: str) -> str:
-    return f"{table.name}, row {row + 1}, column {name!r}"
+    return f"{table.name}, row {table.first + row + 1}, column {name!r}"
 
 
 def expect_numbers(

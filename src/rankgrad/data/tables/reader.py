@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,19 +100,12 @@ def read_table(
     one_of("scattered", scattered, ("group", "refuse"))
     missing = as_missing(missing)
     named = {"label": label, "qid": qid, "weight": weight, "document": document, "document_weight": document_weight}
-    roles = {role: name for role, name in named.items() if name is not None}
+    roles = _roles(named)
     _expect_names([*roles.values()], {"features": features or (), "ignore": ignore, "categorical": categorical})
     if not labelled:
         del roles["label"]
-
-    def wanted(name: str) -> bool:
-        """Whether a column of a CSV file is read as numbers."""
-        if name in roles.values():
-            return name != document
-        if matches(name, categorical):
-            return False
-        return name != label and not matches(name, ignore) and (features is None or matches(name, features))
-
+    chosen: dict[str, Any] = {"label": label, "features": features, "ignore": ignore, "categorical": categorical}
+    wanted = partial(_is_number_column, roles=roles, **chosen)
     tables = [open_table(one, number, qid, wanted) for number, one in enumerate(_as_list(source))]
     if not labelled:
         tables = [_without(table, label) for table in tables]
@@ -135,7 +129,7 @@ def read_table(
     for table in tables:
         _fill(matrix[done : done + table.arrow.num_rows], table, names, missing, counts, coders)
         done += table.arrow.num_rows
-    if counts["clamped"]:
+    if counts["clamped"] and not isinstance(source, Table):  # of parts whoever puts them together says it
         logger.warning(
             "%d values beyond float32 became the largest float32, the first at %s",
             counts["clamped"],
@@ -172,13 +166,45 @@ def read_table(
     )
 
 
+def number_columns(options: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Which columns of a CSV file are read as numbers, by the options of `read_table`."""
+    chosen = {name: options[name] for name in ("label", "features", "ignore", "categorical")}
+    return partial(_is_number_column, roles=_roles(options), **chosen)
+
+
+def expect_same_columns(tables: list[Table], options: Mapping[str, Any]) -> None:
+    """Refuse tables of different columns, by the options of `read_table`."""
+    _feature_names(tables, _roles(options), options["features"], options["ignore"])
+
+
+def _roles(named: Mapping[str, Any]) -> dict[str, str]:
+    """The columns that are no features, by what they are."""
+    return {role: named[role] for role in ROLES if named[role] is not None}
+
+
+def _is_number_column(
+    name: str,
+    *,
+    roles: Mapping[str, str],
+    label: str,
+    features: Sequence[str] | None,
+    ignore: Sequence[str],
+    categorical: Sequence[str],
+) -> bool:
+    if name in roles.values():
+        return name != roles.get("document")
+    if matches(name, categorical):
+        return False
+    return name != label and not matches(name, ignore) and (features is None or matches(name, features))
+
+
 def _without(table: Table, label: str) -> Table:
     """The table without its labels, if it has any."""
     return table._replace(arrow=table.arrow.select([name for name in table.arrow.column_names if name != label]))
 
 
 def _as_list(source: Any) -> list[Any]:
-    sources = list(source) if isinstance(source, list | tuple) else [source]
+    sources = list(source) if isinstance(source, list | tuple) and not isinstance(source, Table) else [source]
     if not sources:
         raise ValueError("no table was given; expected a path, a table, or a list of them")
     return sources
@@ -331,7 +357,7 @@ def _amounts(table: Table, name: str) -> np.ndarray:
 def _group(tables: list[Table], qid: str, scattered: str) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
     """Order, offsets and query ids of all rows, as `group_rows` gives them."""
     pyarrow = import_pyarrow()
-    parts = [_query_ids(table, qid) for table in tables]
+    parts = [column_ids(table, qid) for table in tables]
     if len({isinstance(part, np.ndarray) for part in parts}) == 2:
         raise ValueError(f"column {qid!r} is text in one table and a number in another; expected one kind in all")
     if isinstance(parts[0], np.ndarray):
@@ -359,14 +385,14 @@ def _group(tables: list[Table], qid: str, scattered: str) -> tuple[np.ndarray | 
 
 def _document_ids(tables: list[Table], name: str) -> np.ndarray:
     """Ids of documents: int64 if all are integers, else texts."""
-    parts = [_query_ids(table, name, "document") for table in tables]
+    parts = [column_ids(table, name, "document") for table in tables]
     if all(isinstance(part, np.ndarray) for part in parts):
         return np.concatenate(parts)
     texts = [part.astype(np.str_) if isinstance(part, np.ndarray) else part.to_pylist() for part in parts]
     return np.concatenate([np.array(part, dtype=np.str_) for part in texts])
 
 
-def _query_ids(table: Table, name: str, what: str = "query") -> Any:
+def column_ids(table: Table, name: str, what: str = "query") -> Any:
     """A column of ids of `what`: int64 array, or Arrow texts."""
     pyarrow = import_pyarrow()
     types, column = pyarrow.types, plain(table.arrow[name])
