@@ -10,6 +10,7 @@ from cli_cases import COMMANDS
 PAGES = [
     *[
         "docs/command-line.md",
+        "docs/large-data.md",
         "docs/report.md",
         "docs/explain.md",
         "docs/reproduce.md",
