@@ -783,6 +783,12 @@ REFUSED = {
         "eval_group says 1 rows",
         lambda X, y, q: {"eval_set": [(X, y)], "eval_group": [[1]]},
     ),
+    "eval_X alone": ("eval_X and eval_y belong together", lambda X, y, q: {"eval_X": X, "eval_qid": q}),
+    "eval_X and eval_set": (
+        "eval_X and eval_y belong together",
+        lambda X, y, q: {"eval_X": X, "eval_y": y, "eval_set": (X, y, q)},
+    ),
+    "a tuple and none": ("eval_X is a tuple", lambda X, y, q: {"eval_X": (X, X), "eval_y": y, "eval_qid": [q, q]}),
     "eval_at of 0": ("eval_at .*1 or above", lambda X, y, q: {"eval_set": (X, y, q), "eval_at": [0]}),
     "unknown eval_metric": ("'auc' is not a metric", lambda X, y, q: {"eval_set": (X, y, q), "eval_metric": "auc"}),
     "two functions of one name": (

@@ -1,11 +1,14 @@
 """What those who come from LightGBM, XGBoost and scikit-learn expect of NeuralRanker beside fit and predict by query ids."""
 
+import inspect
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import joblib
 import numpy as np
@@ -19,9 +22,11 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, RandomizedSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from rankgrad.data.grouping import group_arrays
 from rankgrad.estimator import NeuralRanker
-from rankgrad.metrics import ndcg
+from rankgrad.metrics import ndcg, parse_metric
 from rankgrad.training import threads
+from rankgrad.training.evaluate import mean, measure
 from rankgrad.training.threads import most_threads, threads_of_training, threads_worth, torch_threads
 from test_estimator import MEMBERS, SMALL, documents, same_weights
 
@@ -35,6 +40,121 @@ def sizes_of(qid):
 def first_grade(y_true, y_pred):
     """The grade of the document on top: a function of one list."""
     return float(y_true[np.argmax(y_pred)])
+
+
+# --- the table in docs/estimator.md -----------------------------------------------------------------------------------
+
+
+def surface():
+    """Every argument and attribute in the documentation of the two libraries' rankers, by library."""
+    import lightgbm
+    import xgboost
+
+    def arguments(function):
+        return {*inspect.signature(function).parameters} - {"self", "kwargs"}
+
+    theirs = lightgbm.LGBMRanker
+    learned = {name for name in dir(theirs) if name.endswith("_") and not name.startswith("_")}
+    ours = xgboost.XGBRanker
+    also = {"score", "apply", "evals_result", "get_booster", "save_model", "load_model", "feature_importances_"}
+    also |= {"best_iteration", "best_score", "feature_names_in_", "n_features_in_"}
+    return {
+        "LightGBM": arguments(theirs.fit) | arguments(theirs.predict) | learned,
+        "XGBoost": arguments(ours.fit) | arguments(ours.predict) | {name for name in also if hasattr(ours, name)},
+    }
+
+
+def rows_of_table():
+    text = (Path(__file__).parents[1] / "docs" / "estimator.md").read_text().partition("## Every argument")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    return [row for row in rows[2:] if not row[0].startswith("**")]
+
+
+def named(cell):
+    return {name.partition("(")[0].partition("=")[0] for name in re.findall("`([^`]+)`", cell)}
+
+
+def test_every_argument_of_the_others_has_a_line():
+    rows = rows_of_table()
+    for place, (library, names) in enumerate(surface().items()):
+        listed = set().union(*(named(row[place]) for row in rows))
+        assert names - listed == set(), library
+    assert all(re.match("the same|other name|not there|one per query", row[2]) for row in rows)
+
+
+def test_what_the_table_calls_the_same_is_taken_and_what_is_not_there_is_refused():
+    fit, predict = (inspect.signature(f).parameters for f in (NeuralRanker.fit, NeuralRanker.predict))
+    X, y, qid = documents()
+    X = pd.DataFrame(X, columns=list("abcd"))
+    ranker = NeuralRanker(**LINEAR).fit(X, y, qid=qid, eval_set=(X, y, qid))
+    for theirs, xgboost_s, here in rows_of_table():
+        names = named(theirs) | named(xgboost_s)
+        if here.startswith(("the same", "one per query")):
+            for name in names - {"evals_result", "best_score", "ndcg@5"}:
+                assert name in fit or name in predict or hasattr(ranker, name), name
+        elif here.startswith("other name"):
+            ours = [name for name in named(here) if not name.startswith(("rankgrad", "len"))]
+            for name in ours:
+                place = name.removeprefix("NeuralRanker.").partition(".")[0]
+                assert hasattr(ranker, place), name
+        else:
+            for name in names:
+                assert name not in fit and name not in predict, name
+
+
+X_, Y_, Q_ = documents()
+G_ = np.unique(Q_, return_counts=True)[1]
+CALLS = {  # as their documentation writes them
+    "LightGBM, groups": {"group": G_},
+    "LightGBM, an evaluation set": {"group": G_, "eval_set": [(X_, Y_)], "eval_group": [G_], "eval_at": [1, 3]},
+    "LightGBM, the usual two": {
+        "group": G_,
+        "eval_set": [(X_, Y_), (X_[:20], Y_[:20])],
+        "eval_names": ["train", "valid"],
+        "eval_group": [G_, [8, 12]],
+        "eval_metric": "ndcg",
+        "eval_at": (1, 2, 3, 4, 5),
+    },
+    "LightGBM, evaluation sets in two parts": {
+        "group": G_,
+        "eval_X": (X_, X_[:20]),
+        "eval_y": (Y_, Y_[:20]),
+        "eval_group": [G_, [8, 12]],
+    },
+    "LightGBM, one in two parts": {"group": G_, "eval_X": X_, "eval_y": Y_, "eval_group": [G_]},
+    "LightGBM, weights of rows": {"group": G_, "sample_weight": np.repeat(np.arange(len(G_)) + 1.0, G_)},
+    "XGBoost, ids": {"qid": Q_, "eval_set": [(X_, Y_)], "eval_qid": [Q_]},
+    "XGBoost, weights of groups": {"qid": Q_, "sample_weight": np.arange(len(G_)) + 1.0},
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_of_the_others_work_as_they_are(call):
+    ranker = NeuralRanker(**LINEAR).fit(X_, Y_, **CALLS[call])
+    assert np.isfinite(ranker.predict(X_)).all()
+    for metrics in ranker.evals_result_.values():
+        assert all(len(values) == 2 for values in metrics.values())
+
+
+def test_lightgbm_s_own_and_ours_measure_alike():
+    """The same metric of the same scores, by its evaluation and by ours, and a function for its `eval_metric` here."""
+    import lightgbm
+
+    def own(y_true, y_pred, weight, group):
+        ends = np.cumsum(group)
+        tops = [y_true[a:b][np.argmax(y_pred[a:b])] for a, b in zip(ends - group, ends)]
+        return "top", float(np.mean(tops)), True
+
+    trees = lightgbm.LGBMRanker(n_estimators=3, min_child_samples=2, verbose=-1, n_jobs=1)
+    trees.fit(X_, Y_, group=G_, eval_X=X_, eval_y=Y_, eval_group=[G_], eval_metric=own, eval_at=[3])
+    seen = trees.evals_result_["training"]
+    scores = trees.predict(X_)
+    data = group_arrays(X_, Y_, Q_)
+    for metric, name in ((own, "top"), ("ndcg@3", "ndcg@3")):
+        metric = parse_metric(metric)
+        assert mean(measure(scores, data, [metric])[metric.name], metric.empty) == pytest.approx(seen[name][-1])
+    ranker = NeuralRanker(**LINEAR).fit(X_, Y_, qid=Q_, eval_set=(X_, Y_, Q_), eval_metric=own)
+    assert len(ranker.evals_result_["training"]["own"]) == 2
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -418,6 +538,7 @@ import numpy as np, torch
 torch.set_num_threads(2)
 from rankgrad.estimator import NeuralRanker
 from rankgrad.training import threads
+from rankgrad.training.evaluate import mean, measure
 threads.WORTH_A_THREAD = 1.0                                       # all work is worth all threads
 draw = np.random.default_rng(0)
 X, y, qid = draw.normal(size=(6000, 20)), draw.integers(0, 3, 6000), np.arange(6000) // 300

@@ -227,6 +227,8 @@ class NeuralRanker(BaseEstimator):
         group: Any = None,
         sample_weight: Any = None,
         eval_set: Any = None,
+        eval_X: Any = None,
+        eval_y: Any = None,
         eval_qid: Any = None,
         eval_group: Any = None,
         eval_names: Any = None,
@@ -241,6 +243,7 @@ class NeuralRanker(BaseEstimator):
           A query of weight 0 is never seen. Evaluation sets are not weighted.
         - `eval_set`: (X, y, qid) that picks the best epoch by `metric`; or (X, y) with `eval_qid` or `eval_group`; or a list of such sets,
           with a list of `eval_qid` or `eval_group`. Of several the last one picks, as in XGBoost, unless it is (X, y) itself.
+        - `eval_X`, `eval_y`: the same in LightGBM's other form, of one set or, as tuples, of several.
         - `eval_names`: of the sets, in `evals_result_`; "valid_0", "valid_1", ..., and "training" for (X, y) itself if not given.
         - `eval_metric`: further metrics to record of every set, a name or a function like `metric`, or a list of them; `eval_at`:
           cut-offs for the names without one, and for NDCG if no metric is named: (5, 10).
@@ -257,6 +260,7 @@ class NeuralRanker(BaseEstimator):
         if takes_gain(config, loss):
             expect_gains(data, f"the loss {config.loss.title}", ", or choose a loss without gains, such as listnet")
         metrics = _eval_metrics(chosen_by, eval_metric, eval_at, config.data.gain)
+        eval_set = _with_eval_xy(eval_set, eval_X, eval_y)
         parts = _eval_parts(eval_set, eval_qid, eval_group, eval_names)
         sets = self._eval_sets(X, parts, metrics, [*levels])
         held_out = None
@@ -827,6 +831,21 @@ def _eval_parts(eval_set: Any, eval_qid: Any, eval_group: Any, eval_names: Any) 
         X, y, ids = (*one, qid, None)[:3]
         parts.append((name, X, y, ids, group))
     return parts
+
+
+def _with_eval_xy(eval_set: Any, eval_X: Any, eval_y: Any) -> Any:
+    """The evaluation sets of `eval_X` and `eval_y`, in the form of `eval_set`."""
+    if eval_X is None and eval_y is None:
+        return eval_set
+    if eval_set is not None or eval_X is None or eval_y is None:
+        raise ValueError("eval_X and eval_y belong together, in place of eval_set; expected both and no eval_set")
+    if not isinstance(eval_X, tuple):
+        return [(eval_X, eval_y)]
+    if not isinstance(eval_y, tuple) or len(eval_X) != len(eval_y):
+        raise ValueError(
+            "eval_X is a tuple of sets, and eval_y is not as many; expected the grades of each; pass tuples"
+        )
+    return [*zip(eval_X, eval_y)]
 
 
 def _is_set(part: Any) -> bool:
