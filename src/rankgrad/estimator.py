@@ -391,7 +391,7 @@ class NeuralRanker(BaseEstimator):
         `sample_weight`: of queries, as in `fit`; the mean is then weighted.
         """
         check_is_fitted(self, "ranker_")
-        metric = self._own_metric() or parse_metric(self.metric, self.config_.data.gain)
+        metric = self._metric()
         X, qid = _own_queries(X, qid, group, self._names() or ())
         if qid is None and group is None:
             raise ValueError(
@@ -409,7 +409,8 @@ class NeuralRanker(BaseEstimator):
         X: Any,
         y: Any,
         *,
-        qid: Any,
+        qid: Any = None,
+        group: Any = None,
         permute: str = "within",
         correlated: float | None = None,
         repeats: int = 5,
@@ -417,16 +418,17 @@ class NeuralRanker(BaseEstimator):
     ) -> list[Importance]:
         """What `metric` loses where a feature is permuted, the largest loss first; see `rankgrad.feature_importances`.
 
-        X, y and qid are rows it has not learned from.
+        X, y and qid, or group, are rows it has not learned from.
         """
         check_is_fitted(self, "ranker_")
+        X, qid = _own_queries(X, qid, group, self._names() or ())
         rows, labels, levels = _documents(self, X, y, places=[*self.scaling_.levels])
-        data = group_arrays(rows, labels, as_query_ids(qid, len(rows)), categories=levels)
+        data = group_arrays(rows, labels, _query_ids(len(rows), qid, group), categories=levels)
         data = dataclasses.replace(data, feature_names=self._names())
-        with _borrowed(self.device) as device:
+        with _borrowed(self.device) as device, torch_threads(self._jobs() or most_threads()):
             ranker = dataclasses.replace(self.ranker_, model=self.model_.to(device), device=device)
             return feature_importances(
-                ranker, data, metric=self.metric, permute=permute, correlated=correlated, repeats=repeats, seed=seed
+                ranker, data, metric=self._metric(), permute=permute, correlated=correlated, repeats=repeats, seed=seed
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -565,6 +567,10 @@ class NeuralRanker(BaseEstimator):
 
     def _own_model(self) -> OwnModel:
         return _own_model(self.model)
+
+    def _metric(self) -> Metric:
+        """What `score` returns, with the gains that were trained for."""
+        return parse_metric(self.metric, self.config_.data.gain)
 
     def _own_metric(self) -> Metric | None:
         """The metric of the caller's own, None where it is named."""
