@@ -33,8 +33,10 @@ from rankgrad.checks import one_of, whole
 from rankgrad.data.batches import batches
 from rankgrad.data.categories import Levels, split_frame, with_codes
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.grouping import as_float32, as_query_ids, group_arrays, ids_of_sizes
+from rankgrad.data.feature_rows import Features
+from rankgrad.data.grouping import as_float32, as_query_ids, as_sparse_rows, group_arrays, ids_of_sizes
 from rankgrad.data.scaling import fit_scaling
+from rankgrad.data.sparse import is_sparse
 from rankgrad.explain.importance import Importance, feature_importances
 from rankgrad.files import load_tensors, pack, unpack
 from rankgrad.losses import LossSpec
@@ -56,7 +58,11 @@ from rankgrad.training.state import TrainState
 from rankgrad.training.step import Objective
 from rankgrad.training.threads import most_threads, set_threads, threads_of_jobs, threads_of_training, torch_threads
 
-NUMBERS: dict[str, Any] = {"dtype": [np.float32, np.float64], "ensure_all_finite": False}  # `as_float32` says where
+NUMBERS: dict[str, Any] = {
+    "dtype": [np.float32, np.float64],
+    "ensure_all_finite": False,  # `as_float32` says where
+    "accept_sparse": "csr",
+}
 ROWS = 1024  # documents scored at once where no list is needed
 A_FEW_SECONDS = 3.0  # of a fit, before it shows progress by itself
 EXPECTED_SETS = (
@@ -511,6 +517,7 @@ class NeuralRanker(BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True  # a missing feature: 0 after scaling, and an indicator
+        tags.input_tags.sparse = True
         tags.target_tags.required = True
         tags.target_tags.positive_only = True
         return tags
@@ -737,12 +744,16 @@ def _plain(value: Any) -> Any:
 
 def _documents(
     ranker: NeuralRanker, X: Any, y: Any = None, *, reset: bool = False, places: Sequence[int] | None = None
-) -> tuple[np.ndarray, np.ndarray, Levels]:
+) -> tuple[Features, np.ndarray, Levels]:
     """X [N, F] float32, y [N] after scikit-learn's checks, and the levels of X's categories.
 
     `reset` notes the number and names of the features; `places` are the columns of categories, where they are known; y may be None.
     """
-    rest, found = split_frame(X, ranker.categorical, places)
+    rest, found = (X, {}) if is_sparse(X) else split_frame(X, ranker.categorical, places)
+    if is_sparse(X) and (places or ranker.categorical):
+        raise ValueError(
+            "X is sparse and some of its columns are to be categories; expected numbers alone; give an array or a frame instead"
+        )
     if found:
         validate_data(ranker, X, reset=reset, skip_check_array=True)
         numbers = np.empty((len(X), 0))
@@ -755,7 +766,8 @@ def _documents(
         X = validate_data(ranker, X, reset=reset, ensure_min_samples=0, **NUMBERS)
     else:
         X, y = validate_data(ranker, X, y, y_numeric=True, reset=reset, **NUMBERS)
-    X, levels = as_float32(X, ranker._names()), {place: texts for place, (_, texts) in found.items()}
+    X = as_sparse_rows(X) if is_sparse(X) else as_float32(X, ranker._names())
+    levels = {place: texts for place, (_, texts) in found.items()}
     if y is None:
         return X, np.zeros(len(X)), levels
     if y.dtype.kind not in "fiub":
@@ -897,6 +909,8 @@ def _eval_metrics(chosen_by: Metric, eval_metric: Any, eval_at: Any, gain: Any) 
 
 def _warn_if_nothing_counts(data: RankingDataset, objectives: dict[str, Objective], loss: str) -> None:
     """Say that a loss will learn nothing from these queries."""
+    unseen = np.zeros((len(data.labels), 1), np.float32)
+    data = dataclasses.replace(data, features=unseen, feature_names=None, categories={})
     lists = batches(data, 256, list_size=None, shuffle=False, max_documents=2**16)
     if not any(bool(o.counts(b.labels, b.mask).any()) for b in lists for o in objectives.values()):
         warnings.warn(

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad import __version__
-from rankgrad.data.categories import frame_names, is_frame, numbers_of, split_frame, with_codes
+from rankgrad.data.categories import Levels, frame_names, is_frame, numbers_of, split_frame, with_codes
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.grouping import as_float32
+from rankgrad.data.feature_rows import Features
+from rankgrad.data.grouping import as_float32, as_sparse_rows
 from rankgrad.data.scaling import Scaling
+from rankgrad.data.sparse import is_sparse
 from rankgrad.files import load_tensors, save_tensors
 from rankgrad.models import ranking_scores
 from rankgrad.training.build import OwnLoss, losses_of, make_averaged, make_device, make_scorer
@@ -74,17 +76,10 @@ class Ranker:
     def score(self, features: Any, sizes: Any = None) -> np.ndarray:
         """Scores [N] float32 of documents [N, F]; `sizes` says how many rows each list has, None: all are one list.
 
-        They are an array, or a frame of pandas, polars or pyarrow, whose columns are taken by name where it has all of them. NaN is
-        a missing value, categories are given as they were in training, and infinity is refused.
+        They are an array, a sparse matrix of scipy, or a frame of pandas, polars or pyarrow, whose columns are taken by name where it
+        has all of them. NaN is a missing value, categories are given as they were in training, and infinity is refused.
         """
-        if is_frame(features) and self.names is not None and set(self.names) <= set(frame_names(features)):
-            features = features.select(list(self.names)) if hasattr(features, "select") else features[list(self.names)]
-        rest, found = split_frame(features, None, self.scaling.levels)
-        rows = with_codes(numbers_of(rest), found) if found else numbers_of(rest)
-        levels = {column: texts for column, (_, texts) in found.items()}
-        if rows.ndim != 2 or rows.shape[1] != self.features:
-            raise ValueError(f"features have shape {rows.shape}; expected [documents, {self.features}]")
-        rows = as_float32(rows if rows.dtype.kind == "f" else rows.astype(np.float32), self.names)
+        rows, levels = self._documents(features)
         lengths = np.array([len(rows)]) if sizes is None else np.asarray(sizes)
         whole = lengths.ndim == 1 and (lengths.dtype.kind in "iu" or not lengths.size)  # numpy makes [] floats
         if not whole or (lengths < 0).any() or lengths.sum() != len(rows):
@@ -95,11 +90,29 @@ class Ranker:
         if len(lengths) == 1:  # one request of a service: no dataset is made of it
             with torch.no_grad(), self._threads(len(rows)):
                 scaling = replace(self.scaling, source=levels) if levels else self.scaling
-                output = self.model(torch.from_numpy(scaling.apply(rows)).to(self.device)[None], None)
+                output = self.model(torch.from_numpy(scaling.apply(rows[:])).to(self.device)[None], None)
                 return ranking_scores(output.float(), self.units)[0].cpu().numpy()
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         labels = np.zeros(len(rows), np.float32)
         return self.score_lists(RankingDataset(rows, labels, offsets, np.arange(len(lengths)), categories=levels))
+
+    def _documents(self, features: Any) -> tuple[Features, Levels]:
+        """Documents [N, F] as float32, and the levels of their categories."""
+        if is_frame(features) and self.names is not None and set(self.names) <= set(frame_names(features)):
+            features = features.select(list(self.names)) if hasattr(features, "select") else features[list(self.names)]
+        if is_sparse(features):
+            if self.scaling.levels:
+                raise ValueError(
+                    "features are sparse and the model was trained on categories; expected a frame or an array; give one"
+                )
+            _expect_shape(features.shape, self.features)
+            return as_sparse_rows(features, self.names), {}
+        rest, found = split_frame(features, None, self.scaling.levels)
+        rows = with_codes(numbers_of(rest), found) if found else numbers_of(rest)
+        levels = {column: texts for column, (_, texts) in found.items()}
+        _expect_shape(rows.shape, self.features)
+        rows = as_float32(rows if rows.dtype.kind == "f" else rows.astype(np.float32), self.names)
+        return rows, levels
 
     def score_lists(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""
@@ -203,3 +216,8 @@ class Ranker:
         place = make_device(device)
         names = tuple(facts["feature_names"]) if facts.get("feature_names") else None
         return cls(model.to(place).eval(), scaling, config, place, units, tanh, names, facts)
+
+
+def _expect_shape(shape: tuple[int, ...], columns: int) -> None:
+    if len(shape) != 2 or shape[1] != columns:
+        raise ValueError(f"features have shape {shape}; expected [documents, {columns}]")

@@ -23,6 +23,7 @@ from rankgrad.data.feature_rows import FeatureRows, Features
 from rankgrad.data.folder import read_folder, write_folder
 from rankgrad.data.memory import affordable
 from rankgrad.data.order import random_keys
+from rankgrad.data.sparse import SparseRows, is_sparse
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 INT64 = range(-(2**63), 2**63)
@@ -35,7 +36,8 @@ class RankingDataset:
     """Lists of documents; arrays of another number type are converted.
 
     - `features` [N, F]: float32, NaN where missing. They are not scanned, so that a memory map of gigabytes costs
-      nothing. Where an array would take too much memory they are `FeatureRows`, of which `features[rows]` is an array.
+      nothing. Where an array would take too much memory they are `FeatureRows`, of which `features[rows]` is an array; a sparse
+      matrix of scipy becomes that too.
     - `labels` [N]: finite, 0 or above.
     - `offsets` [Q + 1]: where each query's rows begin and end.
     - `query_ids` [Q]: integers or texts.
@@ -69,6 +71,8 @@ class RankingDataset:
 
     def __post_init__(self) -> None:
         features: Features = self.features
+        if is_sparse(features):
+            features = FeatureRows([SparseRows.of(features)])
         if not isinstance(features, FeatureRows):
             features = _as_float32("features", features, ndim=2)
         labels = _as_float32("labels", self.labels, ndim=1)

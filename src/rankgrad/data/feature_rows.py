@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankgrad.data.sparse import SparseRows
+
 if TYPE_CHECKING:
     from rankgrad.data.scaling import Scaling
 
 BLOCK = 4096  # rows that are made at a time where all are wanted
+DENSE_VALUES = 1 << 22  # of sparse features that are made dense at a time: 16 MiB
 
 
 class FeatureRows:
     """Rows [N, F] of other features, perhaps chosen and perhaps scaled; `features[rows]` is a dense float32 array.
 
-    - `parts`: arrays or other `FeatureRows` of equal width, one below the other; memory maps stay on the disk.
+    - `parts`: arrays, `SparseRows` or other `FeatureRows` of equal width, one below the other; memory maps stay on the disk.
     - `index` [N]: which of their rows, counted through; None: all, in their order.
     - `scaling`: applied to the rows that are asked for; None: as they are.
 
@@ -32,16 +35,24 @@ class FeatureRows:
     ndim, dtype = 2, np.dtype(np.float32)
 
     def __init__(
-        self, parts: Sequence[Features], index: np.ndarray | None = None, scaling: Scaling | None = None
+        self, parts: Sequence[Features | SparseRows], index: np.ndarray | None = None, scaling: Scaling | None = None
     ) -> None:
         self.parts, self.index, self.scaling = tuple(parts), index, scaling
         self._ends = np.cumsum([part.shape[0] for part in self.parts])
+        self._background: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """Documents and columns."""
         rows = int(self._ends[-1]) if self.index is None else len(self.index)
         return rows, self.parts[0].shape[1] if self.scaling is None else self.scaling.inputs
+
+    @property
+    def sparse(self) -> bool:
+        """Whether most of it is one value: wide, as a rule, so that few rows are much."""
+        return any(
+            isinstance(part, SparseRows) or (isinstance(part, FeatureRows) and part.sparse) for part in self.parts
+        )
 
     @property
     def nbytes(self) -> int:
@@ -53,11 +64,26 @@ class FeatureRows:
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         """Rows by a slice, positions or a mask: dense, scaled, float32 [n, F]."""
+        if self.scaling is not None and not self.scaling.levels:
+            stored, positions = self._stored(self._positions(rows))
+            if stored is not None:
+                if self._background is None:
+                    self._background = self.scaling.apply(np.full((1, stored.shape[1]), stored.missing, np.float32))
+                return self.scaling.apply_entries(self._background, stored.entries(positions), len(positions))
         if isinstance(rows, slice) and self.index is None and len(self.parts) == 1:
             taken = dense_rows(self.parts[0], rows)
         else:
             taken = self._gathered(self._positions(rows))
         return taken if self.scaling is None else self.scaling.apply(taken)
+
+    def column_block(self, rows: np.ndarray, first: int, end: int) -> np.ndarray:
+        """Rows by position, of unscaled features, and of them the columns from `first` to `end`, dense."""
+        part = self.parts[0]
+        if len(self.parts) == 1 and isinstance(part, SparseRows):
+            return part.column_block(self._positions(rows), first, end)
+        if len(self.parts) == 1 and isinstance(part, FeatureRows):
+            return part.column_block(self._positions(rows), first, end)
+        return self[rows][:, first:end]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """All of it, for whoever needs an array."""
@@ -68,8 +94,9 @@ class FeatureRows:
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """All of it in pieces of some thousand rows, each with its place."""
-        for start in range(0, len(self), BLOCK):
-            rows = slice(start, min(start + BLOCK, len(self)))
+        step = rows_at_once(self, BLOCK)
+        for start in range(0, len(self), step):
+            rows = slice(start, min(start + step, len(self)))
             yield rows, self[rows]
 
     def select(self, documents: Any) -> FeatureRows:
@@ -89,6 +116,15 @@ class FeatureRows:
             rows = np.flatnonzero(rows) if rows.dtype == bool else rows
         return rows if self.index is None else self.index[rows]
 
+    def _stored(self, positions: np.ndarray) -> tuple[SparseRows | None, np.ndarray]:
+        """The sparse rows that all of it is, through rows that are chosen and not scaled, and where they stand there."""
+        part = self.parts[0]
+        if len(self.parts) > 1 or isinstance(part, np.ndarray):
+            return None, positions
+        if isinstance(part, SparseRows):
+            return part, positions
+        return part._stored(part._positions(positions)) if part.scaling is None else (None, positions)
+
     def _gathered(self, positions: np.ndarray) -> np.ndarray:
         if len(self.parts) == 1:
             return dense_rows(self.parts[0], positions)
@@ -103,6 +139,12 @@ class FeatureRows:
 Features = np.ndarray | FeatureRows  # of a dataset
 
 
-def dense_rows(features: Features, rows: Any) -> np.ndarray:
+def rows_at_once(features: Features, most: int, values: int = DENSE_VALUES) -> int:
+    """How many rows to make dense at a time: `most`, but of sparse features no more than so many `values` are."""
+    sparse = isinstance(features, FeatureRows) and features.sparse
+    return max(1, min(most, values // features.shape[1])) if sparse else most
+
+
+def dense_rows(features: Features | SparseRows, rows: Any) -> np.ndarray:
     """Rows of stored features, by a slice or positions, as a dense float32 array."""
     return np.asarray(features[rows])

@@ -8,12 +8,15 @@ import numpy as np
 
 from rankgrad.data.categories import NO_LEVELS, Levels
 from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset, as_ids
+from rankgrad.data.feature_rows import FeatureRows, Features
+from rankgrad.data.sparse import SparseRows
 
 
-def as_float32(features: np.ndarray, names: Sequence[str] | None = None) -> np.ndarray:
+def as_float32(features: np.ndarray, names: Sequence[str] | None = None, *, first_row: int = 0) -> np.ndarray:
     """Features [N, F] as float32, as the readers of files have them: NaN where missing, infinity refused by row and column.
 
-    A finite number beyond float32 becomes the largest float32. `names` are those of the columns, for the error.
+    A finite number beyond float32 becomes the largest float32. `names` are those of the columns, for the error, and `first_row` the
+    number of the first row.
 
     >>> as_float32(np.array([[1.0, 1e300, np.nan]])).tolist()
     [[1.0, 3.4028234663852886e+38, nan]]
@@ -23,10 +26,21 @@ def as_float32(features: np.ndarray, names: Sequence[str] | None = None) -> np.n
         row, column = map(int, np.unravel_index(int(np.argmax(infinite)), features.shape))
         name = f"column {column}" if names is None else f"column {names[column]!r}"
         raise ValueError(
-            f"X contains infinity at row {row}, {name} (counted from 0): {features[row, column]}; expected finite numbers, NaN where "
+            f"X contains infinity at row {first_row + row}, {name} (counted from 0): {features[row, column]}; expected finite numbers, NaN where "
             "one is missing; correct it"
         )
     return features if features.dtype == np.float32 else np.clip(features, -MAX_FLOAT32, MAX_FLOAT32).astype(np.float32)
+
+
+def as_sparse_rows(matrix: Any, names: Sequence[str] | None = None) -> FeatureRows:
+    """The same for a sparse matrix or array of scipy, which stays sparse."""
+    matrix = matrix.tocsr()
+    infinite = np.flatnonzero(np.isinf(matrix.data))
+    if len(infinite):
+        row = int(np.searchsorted(matrix.indptr, infinite[0], side="right")) - 1
+        as_float32(matrix[[row]].toarray(), names, first_row=row)
+    values = as_float32(np.asarray(matrix.data)[:, None])[:, 0]
+    return FeatureRows([SparseRows.of(type(matrix)((values, matrix.indices, matrix.indptr), shape=matrix.shape))])
 
 
 def as_missing(value: Any) -> float:
@@ -125,7 +139,7 @@ def first_return(ids: np.ndarray) -> int:
 
 
 def group_arrays(
-    features: np.ndarray,
+    features: Features,
     labels: np.ndarray,
     ids: np.ndarray,
     weights: Any = None,
@@ -143,7 +157,8 @@ def group_arrays(
     """
     order, offsets, query_ids = group_rows(ids)
     if order is not None:
-        features, labels = features[order], labels[order]
+        features = features.select(order) if isinstance(features, FeatureRows) else features[order]
+        labels = labels[order]
     if weights is None:
         return RankingDataset(features, labels, offsets, query_ids, rows=order, categories=categories)
     weights = _query_weights(weights, order, offsets, query_ids)

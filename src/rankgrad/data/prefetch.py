@@ -38,18 +38,19 @@ def prefetch_to_device(
             batch = batch._make(part.pin_memory() if isinstance(part, torch.Tensor) else part for part in batch)
         return batch, lists
 
-    for batch, lists in prefetch(items, make):
+    wide = isinstance(dataset.features, FeatureRows) and dataset.features.sparse
+    for batch, lists in prefetch(items, make, ahead=1 if wide else AHEAD):
         moved = (part.to(device, non_blocking=True) if isinstance(part, torch.Tensor) else part for part in batch)
         yield batch._make(moved), lists
 
 
-def prefetch(source: Iterator[Given], make: Callable[[Given], Made]) -> Iterator[Made]:
+def prefetch(source: Iterator[Given], make: Callable[[Given], Made], *, ahead: int = AHEAD) -> Iterator[Made]:
     """make(item) of each item in order, computed by a thread a few items ahead; its errors are raised here.
 
     >>> list(prefetch(iter([1, 2, 3]), lambda n: n * n))
     [1, 4, 9]
     """
-    waiting: queue.Queue[Any] = queue.Queue(AHEAD)
+    waiting: queue.Queue[Any] = queue.Queue(ahead)
     closed = threading.Event()
 
     def work() -> None:

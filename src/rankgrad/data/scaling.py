@@ -16,7 +16,7 @@ vectors for, coded 0, 1, ... in the order of their texts; then come the code of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
@@ -26,12 +26,14 @@ from numpy.typing import NDArray
 
 from rankgrad.data.categories import Levels, code_map
 from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset
-from rankgrad.data.feature_rows import Features
+from rankgrad.data.feature_rows import FeatureRows, Features, rows_at_once
+from rankgrad.data.sparse import Entries
 
 KINDS = ("auto", "web30k", "symlog", "standard", "quantile", "quantile_auto", "none")
 
 ABSURD = 1e30
 BLOCK = 4096  # rows taken at once: a few megabytes in float64
+WIDE_BLOCK = 1 << 20  # values taken at once, where rows are so wide that this is less
 SAMPLE = 65_536  # documents, evenly spaced, from which quantiles and tails are estimated
 HEAVY = 10.0  # kurtosis from which `auto` takes logarithms; normal 3, exponential 9
 AUTO_LIMIT = 10.0  # `auto` clips values at this many deviations from the mean
@@ -114,8 +116,10 @@ class Scaling:
         curve = _interpolated if self.kind == "quantile" else _standardised
         source = self.levels if self.source is None else self.source
         codes = {column: code_map(source[column], levels) for column, levels in self.levels.items()}
-        for rows, x in _blocks(features):
-            x = _tame(x, self.arrays["low"], self.arrays["high"])
+        step = max(1, min(BLOCK, WIDE_BLOCK // self.columns))
+        for start in range(0, len(features), step):
+            rows = slice(start, start + step)
+            x = _tame(features[rows].astype(np.float64), self.arrays["low"], self.arrays["high"])
             missing = np.isnan(x)
             y = curve(np.where(missing, 0.0, x), self.arrays)
             scaled[rows, : self.columns] = np.where(missing, 0.0, y)
@@ -139,6 +143,25 @@ class Scaling:
         indicators = np.concatenate([self.indicators, first + other.indicators]).astype(np.int64)
         levels = {**self.levels, **{first + column: texts for column, texts in other.levels.items()}}
         return Scaling(self.kind, arrays | ({"indicators": indicators} if indicators.size else {}), levels)
+
+    def apply_entries(self, background: NDArray[np.float32], entries: Entries, rows: int) -> NDArray[np.float32]:
+        """`apply` of sparse rows, to the same bits: `background` [1, inputs] is that of a row without entries."""
+        place, columns, values = entries
+        scaled = np.repeat(background, rows, 0)
+        low, high = self.arrays["low"][columns], self.arrays["high"][columns]
+        x = _tame(values.astype(np.float64)[None], low, high)  # entries as a row of columns of their own
+        missing = np.isnan(x)
+        x = np.where(missing, 0.0, x)
+        if self.kind == "quantile":
+            y = _interpolated_entries(x, columns, self.arrays)
+        else:
+            y = _standardised(x, {name: self.arrays[name][columns] for name in STANDARD_ARRAYS})
+        scaled[place, columns] = np.where(missing, 0.0, y)[0]
+        if len(self.indicators):
+            which = np.searchsorted(self.indicators, columns).clip(max=len(self.indicators) - 1)
+            has = self.indicators[which] == columns
+            scaled[place[has], self.columns + which[has]] = missing[0, has]
+        return scaled
 
     def to_state(self) -> dict[str, NDArray[Any]]:
         """Plain arrays by name, for safetensors or .npz; the kind is among them as its UTF-8 bytes, and categories as JSON."""
@@ -220,8 +243,8 @@ def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
         in_unit = ((low >= 0) & (high <= 1))[numbers]
         kind = "standard" if not in_unit.size or np.mean(in_unit) >= UNIT_SHARE else "quantile"
     if kind == "quantile":
-        sample = _tame(_sample(features), low, high)
-        return Scaling(kind, {"low": low, "high": high, **_quantile_table(sample), **indicators}, levels)
+        table = _quantile_table(_sampled_columns(features, low, high))
+        return Scaling(kind, {"low": low, "high": high, **table, **indicators}, levels)
     curves = _curves(columns)
     if kind == "symlog":
         curves["curve"][:] = SYMLOG
@@ -233,9 +256,8 @@ def fit_scaling(train: RankingDataset, kind: str = "auto") -> Scaling:
         curves["unit"][:] = 0.01
     elif kind == "auto":
         curves["limit"][:] = AUTO_LIMIT
-        sample = _tame(_sample(features), low, high)
-        for column in range(columns):
-            curves["curve"][column], curves["unit"][column] = _curve_by_tail(sample[:, column], low[column])
+        for column, sample in enumerate(_sampled_columns(features, low, high)):
+            curves["curve"][column], curves["unit"][column] = _curve_by_tail(sample, low[column])
     mean, deviation = _moments(features, low, high, curves)
     varies = (high > low) & (deviation > 0)
     spread = np.where(varies, deviation + (1e-6 if kind == "web30k" else 0.0), 1.0)
@@ -250,8 +272,9 @@ def codes_of(scaled: RankingDataset) -> dict[int, int]:
 
 def _blocks(features: Features) -> Iterator[tuple[slice, Floats]]:
     """Consecutive rows in float64."""
-    for start in range(0, len(features), BLOCK):
-        rows = slice(start, start + BLOCK)
+    step = rows_at_once(features, BLOCK, WIDE_BLOCK)
+    for start in range(0, len(features), step):
+        rows = slice(start, start + step)
         yield rows, features[rows].astype(np.float64)
 
 
@@ -276,9 +299,18 @@ def _model_codes(x: Floats, levels: int, places: NDArray[np.int64]) -> Floats:
     return np.where(np.isnan(x), levels + 1, np.where(place < 0, levels, place))
 
 
-def _sample(features: Features) -> Floats:
+def _sampled_columns(features: Features, low: Floats, high: Floats) -> Iterator[Floats]:
+    """Column after column, tamed, of documents that are evenly spaced; of sparse features never many columns at once."""
     rows = np.linspace(0, len(features) - 1, min(len(features), SAMPLE)).astype(np.int64)
-    return features[rows].astype(np.float64)
+    columns = features.shape[1]
+    if not (isinstance(features, FeatureRows) and features.sparse):
+        yield from _tame(features[rows].astype(np.float64), low, high).T
+        return
+    step = max(1, WIDE_BLOCK // len(rows))
+    for first in range(0, columns, step):
+        end = min(first + step, columns)
+        block = features.column_block(rows, first, end).astype(np.float64)
+        yield from _tame(block, low[first:end], high[first:end]).T
 
 
 def _ordinary_range(features: Features) -> tuple[Floats, Floats, NDArray[np.bool_]]:
@@ -355,11 +387,11 @@ def _curve_by_tail(x: Floats, low: float) -> tuple[int, float]:
     return SYMLOG, float(np.median(np.abs(x[x != 0])))
 
 
-def _quantile_table(sample: Floats) -> dict[str, NDArray[Any]]:
+def _quantile_table(columns: Iterable[Floats]) -> dict[str, NDArray[Any]]:
     """Distinct quantiles of every column with their normal scores, one column after the other."""
     grid = np.linspace(0, 1, QUANTILES)
     nodes, scores = [], []
-    for x in sample.T:
+    for x in columns:
         x = x[~np.isnan(x)]
         values, place = np.unique(np.quantile(x, grid) if len(x) else [0.0], return_inverse=True)
         place = place.reshape(-1)
@@ -375,4 +407,13 @@ def _interpolated(x: Floats, p: Mapping[str, NDArray[Any]]) -> Floats:
     y = np.empty_like(x)
     for column, (start, end) in enumerate(zip(p["starts"][:-1], p["starts"][1:])):
         y[:, column] = np.interp(x[:, column], p["nodes"][start:end], p["scores"][start:end])
+    return y
+
+
+def _interpolated_entries(x: Floats, columns: NDArray[np.int64], p: Mapping[str, NDArray[Any]]) -> Floats:
+    """The same of entries [1, E] of columns [E]."""
+    y, order = np.empty_like(x), np.argsort(columns, kind="stable")
+    for entries in np.split(order, np.flatnonzero(np.diff(columns[order])) + 1) if len(order) else ():
+        start, end = p["starts"][columns[entries[0]]], p["starts"][columns[entries[0]] + 1]
+        y[0, entries] = np.interp(x[0, entries], p["nodes"][start:end], p["scores"][start:end])
     return y

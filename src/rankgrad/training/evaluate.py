@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rankgrad.core.gains import LARGEST_LABEL, Gain, checked_table, is_table
 from rankgrad.data.batches import Batch, batches
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.feature_rows import rows_at_once
 from rankgrad.metrics import Metric, parse_metric
 from rankgrad.models import ranking_scores
 from rankgrad.training.config import Config
@@ -152,7 +153,7 @@ def _all_lists(dataset: RankingDataset, device: torch.device, rank: int = 0, wor
             device=device,
             rank=rank,
             world=world,
-            max_documents=DOCUMENTS_AT_ONCE,
+            max_documents=rows_at_once(dataset.features, DOCUMENTS_AT_ONCE),
         )
     )
 

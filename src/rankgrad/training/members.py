@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.feature_rows import FeatureRows
+from rankgrad.data.feature_rows import FeatureRows, rows_at_once
 from rankgrad.data.order import hash_of, mix, random_keys
 from rankgrad.data.packed import Packed, padded
 from rankgrad.data.scaling import codes_of
@@ -582,6 +582,8 @@ class ListsToMeasure:
     def _chunks(self, members: int) -> Iterator[tuple[int, int]]:
         """Consecutive lists whose documents fit into memory for all members, as places of queries."""
         first, limit = 0, max(1, DOCUMENTS_AT_ONCE // members)
+        if isinstance(self._features, FeatureRows):
+            limit = rows_at_once(self._features, limit)
         for query in range(1, self.queries + 1):
             if query == self.queries or self._ends[query + 1] - self._ends[first] > limit:
                 yield first, query
