@@ -19,6 +19,7 @@ from torch import nn
 import rankgrad
 from rankgrad.cli import main
 from rankgrad.estimator import NeuralRanker
+from rankgrad.export import export_ranker
 from rankgrad.files import load_tensors, save_tensors
 from rankgrad.models import MLP
 from rankgrad.ranker import Ranker
@@ -247,6 +248,34 @@ def test_a_run_of_ours_takes_no_network(tmp_path):
     out = trained(tmp_path / "run", dataclasses.replace(CONFIG, model=Model("linear")))
     with pytest.raises(ValueError, match="linear, a network of rankgrad.*leave it out"):
         rankgrad.load(out, "cpu", model=Tower)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("form", "scaling"), [("torch", "auto"), ("torch", "standard"), ("onnx", "quantile")])
+def test_it_is_exported_where_torch_can(form, scaling, tmp_path):
+    """As a run that saw no missing value: every table of the graph that is then empty is written and read again."""
+    pytest.importorskip("onnxruntime" if form == "onnx" else "torch")
+    given = dataclasses.replace(CONFIG.train, epochs=1)
+    config = dataclasses.replace(CONFIG, data=Data("synthetic:tiny", scaling=scaling), train=given)
+    ranker = rankgrad.load(trained(tmp_path / "run", config, model=Tower), "cpu", model=Tower)
+    assert not len(ranker.scaling.indicators)
+    written = export_ranker(ranker, tmp_path / "tower", form)
+    assert written["checked"]["largest"] <= 1e-5 and written["model"] == "Tower"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_what_torch_cannot_export_is_told(tmp_path):
+    class Deciding(Tower):
+        def forward(self, features, mask=None):
+            scores = super().forward(features, mask)
+            return scores if scores.mean().item() < 1e9 else 2 * scores
+
+    ranker = rankgrad.load(trained(tmp_path / "run", model=Deciding), "cpu", model=Deciding)
+    with pytest.raises(ValueError, match="cannot carry the model Deciding"):
+        export_ranker(ranker, tmp_path / "x.pt2", "torch")
+    assert not (tmp_path / "x.pt2").exists()
 
 
 # --- what is missing is named -----------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class _Tamed(nn.Module):
         places = [column in scaling.levels for column in range(scaling.columns)]
         self.register_buffer("categories", torch.tensor(places))
         self.coded = any(places)
-        self.register_buffer("indicators", torch.from_numpy(np.array(scaling.indicators, np.int64)))
+        self.register_buffer("indicators", torch.tensor(scaling.indicators.tolist(), dtype=torch.int64))
         self.low: Tensor
         self.high: Tensor
         self.too_low: Tensor
