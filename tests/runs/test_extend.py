@@ -162,6 +162,20 @@ def test_members_that_stopped_early_stay_as_they_are(tmp_path):
     assert_same_run(out, finished(tmp_path / "b", with_(config, epochs=LONG)))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("base", [CONFIG, MEMBERS], ids=["one network", "members"])
+@pytest.mark.parametrize("graph", [False, True])
+def test_on_a_gpu_it_goes_on_as_well(base, graph, tmp_path):
+    config = with_(base, device="cuda", graph=graph)
+    out = finished(tmp_path / "a", with_(config, epochs=SHORT))
+    extended(out)
+    whole = finished(tmp_path / "b", config)
+    own, expected = (load_tensors(folder / "model.safetensors")[0] for folder in (out, whole))
+    torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+    assert [line["epoch"] for line in read_history(out)] == [1, 2, 3, 4, 5]
+
+
 # --- nothing is lost --------------------------------------------------------------------------------------------------
 
 

@@ -144,6 +144,21 @@ def test_before_it_learns_it_scores_as_the_old_run_did(kind, members, categories
     np.testing.assert_allclose(scores(tmp_path / "new", there), scores(tmp_path / "old", here), atol=2e-6)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("share", [None, True, False], ids=["one network", "shared", "members"])
+def test_on_a_gpu_it_starts_from_the_same_scores(share, may, tmp_path):
+    june = table(tmp_path / "june" / "train.parquet", NEW, seed=1)
+    before, after = config(may), config(june, lr=STILL, epochs=1, init=tmp_path / "old")
+    if share is not None:
+        before, after = several(before, share=share), several(after, share=share)
+        still = dataclasses.replace(after.members.ranges, lr=(STILL, STILL))
+        after = dataclasses.replace(after, members=dataclasses.replace(after.members, ranges=still))
+    trained(tmp_path / "old", before)
+    trained(tmp_path / "new", dataclasses.replace(after, train=dataclasses.replace(after.train, device="cuda")))
+    np.testing.assert_allclose(scores(tmp_path / "new", june), scores(tmp_path / "old", june), atol=1e-5)
+
+
 def test_it_learns_on_and_new_columns_gain_weight(old, tmp_path):
     june = table(tmp_path / "june" / "train.parquet", NEW, seed=1)
     out = trained(tmp_path / "new", config(june, init=old))

@@ -58,7 +58,7 @@ class Tower(nn.Module):
         self.output = nn.Linear(2 * width, 1)
 
     def forward(self, features, mask=None):
-        mask = torch.ones(features.shape[:2], dtype=torch.bool) if mask is None else mask
+        mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device) if mask is None else mask
         hidden = self.first(features)
         hidden = self.dropout(self.third(self.second(self.norm(hidden.mT).mT).relu()).relu())
         real = mask[..., None].float()
@@ -373,6 +373,20 @@ def test_mistakes_are_told_before_data_are_read(tmp_path):
 def test_on_a_gpu_its_steps_are_not_recorded_unless_asked_for():
     on_gpu = torch.device("cuda")
     assert "your own" in expectations(Tower(4), on_gpu)["graph"] and not expectations(MLP(4), on_gpu)["graph"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("graph", ["auto", True])
+def test_on_a_gpu_it_trains_and_scores_as_on_the_cpu(graph, tmp_path):
+    train = dataclasses.replace(CONFIG.train, device="cuda", graph=graph, epochs=2)
+    out = trained(tmp_path / "run", dataclasses.replace(CONFIG, train=train), model=Tower)
+    assert read_report(out)["execution"]["graph"] is (graph is True)
+    lists = Run.open(out, "cpu", Tower).read("synthetic:tiny")
+    rows = lists.features[: lists.lengths[0]]
+    on_cpu, on_gpu = (rankgrad.load(out, device, model=Tower) for device in ("cpu", "cuda"))
+    np.testing.assert_allclose(on_gpu.score_lists(lists), on_cpu.score_lists(lists), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(on_gpu.score(rows), on_cpu.score(rows), rtol=1e-3, atol=1e-4)
 
 
 def test_validate_accepts_the_name():
