@@ -1,5 +1,6 @@
 """What a metric loses without a feature: known features come first, needless ones lose nothing, all of it by the seed."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -11,7 +12,7 @@ import rankgrad
 from rankgrad import feature_importances
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import fit_scaling
-from rankgrad.explain import correlated_groups
+from rankgrad.explain import attributions, correlated_groups
 from rankgrad.explain.groups import correlation_within_lists
 from rankgrad.explain.importance import permutation
 from rankgrad.metrics import parse_metric
@@ -62,7 +63,17 @@ def test_a_trained_ranker_needs_the_features_that_labels_follow_from():
     data = made(80, seed=1)
     ranker = rankgrad.NeuralRanker(model="linear", epochs=10, lr=0.2, random_state=0, device="cpu")
     ranker.fit(data.features, data.labels, qid=np.repeat(data.query_ids, data.lengths))
-    found = feature_importances(ranker.ranker_, made(seed=2))
+    test = made(seed=2)
+    found = feature_importances(ranker.ranker_, test)
+    qid = np.repeat(test.query_ids, test.lengths)
+    assert ranker.feature_importances(test.features, test.labels, qid=qid) == found
+    shuffled = np.random.default_rng(0).permutation(
+        len(qid)
+    )  # queries come in another order: the same but for the bootstrap's
+    other = ranker.feature_importances(test.features[shuffled], test.labels[shuffled], qid=qid[shuffled])
+    assert [one.features for one in other[:2]] == [one.features for one in found[:2]]
+    with pytest.raises(ValueError, match="needs qid"):
+        ranker.feature_importances(test.features, test.labels)
     assert {found[0].features, found[1].features} == {("feature 3",), ("feature 6",)}
     assert min(found[0].low, found[1].low) > max(one.high for one in found[2:])
 
@@ -209,9 +220,11 @@ def test_in_a_group_every_two_are_correlated():
 
 
 def test_missing_values_are_a_rank_of_their_own():
-    x = np.array([[1.0, np.nan], [np.nan, 1.0], [np.nan, 2.0], [3.0, np.nan]])
+    x = np.array([[1.0, np.nan], [np.nan, 1.0], [np.nan, 1.0], [1.0, np.nan]])
     data = RankingDataset(x, [0, 1, 0, 1], [0, 4], [1])
-    assert correlated_groups(data, 0.6) == [[0, 1]]
+    assert correlated_groups(data, 0.999) == [[0, 1]]
+    lowest = RankingDataset([[np.nan, 1.0], [0.0, 2.0], [5.0, 3.0]], [0, 1, 0], [0, 3], [1])
+    assert correlation_within_lists(lowest)[0, 1] == pytest.approx(1)
 
 
 def test_degenerate_lists_lose_nothing():
@@ -255,3 +268,19 @@ def test_a_network_that_looks_at_the_list_needs_what_stands_out_in_it():
     assert isinstance(ranker.model, nn.Module)
     found = feature_importances(ranker, data, repeats=1)
     assert {one.features[0] for one in found if one.loss} >= {f"feature {n}" for n in (1, 2, 3, 4)}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_ranker_on_a_gpu_loses_what_it_loses_on_the_cpu():
+    data = made(20, missing=0.1)
+    ranker = network(data)
+    on_gpu = dataclasses.replace(ranker, model=copy.deepcopy(ranker.model).cuda(), device=torch.device("cuda"))
+    for own, expected in zip(
+        feature_importances(on_gpu, data, repeats=1), feature_importances(ranker, data, repeats=1)
+    ):
+        assert (own.features, own.loss) == (expected.features, pytest.approx(expected.loss, abs=1e-6))
+    found, expected = (attributions(of, data, 3, 4) for of in (on_gpu, ranker))
+    assert found.score == pytest.approx(expected.score, abs=1e-6)
+    amounts = ([one.amount for one in of.contributions] for of in (found, expected))
+    np.testing.assert_allclose(*amounts, atol=1e-6)
