@@ -1,9 +1,11 @@
-"""Each loss, textbook against torch path against Triton: time, peak memory, ratio, in one run.
+"""Each loss, textbook against torch path against kernel: time, peak memory, ratio, in one run.
 
-    python benchmarks/losses.py [--device cpu] [--threads 2] [--repeats 5]
+    python benchmarks/losses.py [--device cpu] [--threads 1] [--repeats 5] [--busy]
     python benchmarks/losses.py [--device cuda] [--lists 64] [--length 240] [--losses neural_ndcg ...]
 
-On the CPU: NeuralNDCG, forward+backward, a fresh process for each number. On a GPU: every loss that has a kernel; `graph` is a
+On the CPU: NeuralNDCG, forward+backward, a fresh process for each row, the growth of its memory at the peak; the smallest CPU
+time and the median wall time of the repeats. --busy: the wall time again while other processes keep every core busy, by each path and
+in as many threads as there are cores, beside the same without them. On a GPU: every loss that has a kernel; `graph` is a
 captured CUDA graph replayed back to back, `eager` a call from Python until the device is done, both medians, and memory is
 the peak beyond the inputs.
 
@@ -14,7 +16,7 @@ gradient disagree, or if NeuralNDCG's gradient is off by more than 1e-4 from the
 
 import argparse
 import json
-import resource
+import os
 import statistics
 import subprocess
 import sys
@@ -142,17 +144,24 @@ def implementation(name, path):
 # --- on the CPU -------------------------------------------------------------------------------------------------------
 
 
-def lists_of_240(_):
-    return torch.full((64,), 240)
-
-
 def lists_like_web30k(draw):
     """Log-normal lengths with a mean of about 120, the longest of 64 several times that."""
     return torch.exp(4.6 + 0.6 * torch.randn(64, generator=draw)).round().long().clamp(2, 1251)
 
 
-CASES = {"64 lists of 240": lists_of_240, "64 lists, Web30K-like lengths": lists_like_web30k}
-PATHS = {"textbook": "textbook", "rankgrad": "torch"}
+def equal_lists(lists, length):
+    return lambda _: torch.full((lists,), length)
+
+
+CASES = {
+    "64 x 240": equal_lists(64, 240),
+    "64, Web30K-like lengths": lists_like_web30k,
+    "16 x 1,024": equal_lists(16, 1024),
+    "1 x 4,096": equal_lists(1, 4096),
+    "256 x 20": equal_lists(256, 20),
+}
+WITH_TEXTBOOK = ("64 x 240",)  # it takes gigabytes for longer lists
+BESIDE_OTHERS = ("64 x 240", "64, Web30K-like lengths")
 
 
 def padded_batch(case):
@@ -164,49 +173,80 @@ def padded_batch(case):
     return scores.requires_grad_(), labels, mask
 
 
+def memory(name):
+    """A line of /proc/self/status in MiB."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith(name))
+
+
 def measure(case, path, repeats):
-    """In a process of its own: seconds per forward+backward, growth of the peak memory, value and gradient."""
-    function = implementation("neural_ndcg", PATHS[path])
-    small = torch.rand(2, 3, requires_grad=True)  # loads libraries and threads before memory is watched
+    """In a process of its own: milliseconds per forward+backward, growth of the memory, value and gradient."""
+    function = implementation("neural_ndcg", path)
+    small = torch.rand(2, 3, requires_grad=True)  # loads libraries and threads, and compiles, before memory is watched
     function(small, torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)).backward()
     scores, labels, mask = padded_batch(case)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seconds = []
+    with open("/proc/self/clear_refs", "w") as reset:
+        reset.write("5")  # the peak is now
+    before = memory("VmRSS")
+    wall, cpu = [], []
     for _ in range(repeats + 1):
         scores.grad = None
-        start = time.perf_counter()
+        begin = time.perf_counter(), time.process_time()
         value = function(scores, labels, mask)
         value.backward()
-        seconds.append(time.perf_counter() - start)
-    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        wall.append(1e3 * (time.perf_counter() - begin[0]))
+        cpu.append(1e3 * (time.process_time() - begin[1]))
     return {
-        "seconds": statistics.median(seconds[1:]),
-        "mebibytes": growth / 1024,
+        "cpu": min(cpu[1:]),
+        "wall": statistics.median(wall[1:]),
+        "mebibytes": memory("VmHWM") - before,
         "value": value.item(),
         "grad": scores.grad.flatten().tolist(),
     }
 
 
+def measured(case, path, threads, repeats):
+    command = [sys.executable, __file__, "--device", "cpu", "--threads", str(threads), "--repeats", str(repeats)]
+    done = subprocess.run([*command, "--measure", case, path], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
 def on_the_cpu(threads, repeats):
-    lines = [f"torch {torch.__version__}, {threads} threads, {ROUNDS} rounds, median of {repeats}"]
+    print(f"torch {torch.__version__}, threads: {threads}, {ROUNDS} rounds, {repeats} repeats\n")
+    print("| lists | path | CPU ms | wall ms | MiB | torch / this, CPU |\n|---|---|---|---|---|---|")
     for case in CASES:
-        results = {}
-        for path in PATHS:
-            command = [sys.executable, __file__, "--threads", str(threads), "--repeats", str(repeats)]
-            done = subprocess.run([*command, "--measure", case, path], capture_output=True, text=True, check=True)
-            results[path] = json.loads(done.stdout)
-        slow, fast = results["textbook"], results["rankgrad"]
-        grads = torch.tensor(slow["grad"]), torch.tensor(fast["grad"])
-        error = ((grads[0] - grads[1]).norm() / grads[0].norm()).item()
-        # what difference there is, is mostly the textbook's: in float32 it loses three digits
-        if abs(slow["value"] - fast["value"]) > 1e-5 or not error < 5e-3:
-            sys.exit(f"{case}: the two disagree (values {slow['value']}, {fast['value']}; gradients by {error:.1e})")
-        lines.append(f"\n{case}  (gradients agree to {error:.0e})")
+        paths = ("torch", "numba", *(["textbook"] if case in WITH_TEXTBOOK else []))
+        results = {path: measured(case, path, threads, repeats) for path in paths}
+        reference = torch.tensor(results["torch"]["grad"])
         for path, result in results.items():
-            lines.append(f"  {path:10} {1e3 * result['seconds']:9.1f} ms   {result['mebibytes']:8.1f} MiB")
-        faster, leaner = slow["seconds"] / fast["seconds"], slow["mebibytes"] / max(fast["mebibytes"], 1e-3)
-        lines.append(f"  {'ratio':10} {faster:8.1f} x     {leaner:8.1f} x")
-    print("\n".join(lines))
+            error = float((torch.tensor(result["grad"]) - reference).norm() / reference.norm())
+            off = abs(result["value"] - results["torch"]["value"])
+            # the textbook's difference is its own: in float32 it loses three digits
+            if off > 1e-5 or not error < (5e-3 if path == "textbook" else 1e-4):
+                sys.exit(f"{case}: {path} and torch disagree (values by {off:.1e}, gradients by {error:.1e})")
+            ratio = results["torch"]["cpu"] / result["cpu"]
+            cells = (
+                case, path, f"{result['cpu']:.1f}", f"{result['wall']:.1f}", f"{result['mebibytes']:.1f}", f"{ratio:.1f}"
+            )  # fmt: skip
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def beside_others(repeats):
+    """Wall times on an idle machine and beside processes that keep every core busy."""
+    cores = os.cpu_count() or 1
+    print(f"\n{cores} threads beside {cores} busy processes\n")
+    print("| lists | path | idle ms | busy ms | busy / idle |\n|---|---|---|---|---|")
+    for case in BESIDE_OTHERS:
+        for path in ("numba", "torch"):
+            idle = measured(case, path, cores, repeats)["wall"]
+            others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+            try:
+                busy = measured(case, path, cores, repeats)["wall"]
+            finally:
+                for other in others:
+                    other.kill()
+                    other.wait()
+            print(f"| {case} | {path} | {idle:.1f} | {busy:.1f} | {busy / idle:.1f} |", flush=True)
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
@@ -349,7 +389,8 @@ def on_a_gpu(lists, length, names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--busy", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--lists", type=int, default=64)
     parser.add_argument("--length", type=int, default=240)
@@ -363,6 +404,8 @@ def main():
         on_a_gpu(options.lists, options.length, options.losses)
     else:
         on_the_cpu(options.threads, options.repeats)
+        if options.busy:
+            beside_others(options.repeats)
 
 
 if __name__ == "__main__":
