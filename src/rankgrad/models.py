@@ -319,7 +319,8 @@ class Members(nn.Module):
         if not self.training or self.seeds is None:
             return hidden
         kept = _kept_by_member(hidden.shape, self.threshold, self.seeds[:, layer])
-        return hidden * kept * (256 / (256 - self.threshold.to(hidden.dtype)))[:, None, None]
+        scale = (256 / (256 - self.threshold.to(hidden.dtype)))[:, None, None]
+        return hidden * (kept * scale)  # (hidden * kept) * scale would have two large products in the backward pass
 
     def select(self, members: Sequence[int]) -> "Members":
         """Some of the members, by place."""
