@@ -263,10 +263,10 @@ class Members(nn.Module):
         self.scale: Tensor
         self.decays: Tensor
 
-    def forward(self, features: Tensor, mask: Tensor | None = None, *, tanh: bool = True) -> Tensor:
-        """Scores [K, B, L]; without `tanh` before that of the members that have a scale."""
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores [K, B, L]."""
         numbers, codes = self.document.parts(features, mask, self.weights.dtype)
-        scores = self._score(_inputs(numbers, mask, self.inputs), codes, tanh=tanh)
+        scores = self._score(list_inputs(numbers, mask, self.inputs), codes)
         return scores if mask is None else scores.masked_fill(~mask, 0.0)
 
     def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
@@ -275,14 +275,14 @@ class Members(nn.Module):
         codes = None if codes is None else codes[0]
         return self._score(_packed_inputs(numbers[0], lists.offsets, self.inputs), codes)
 
-    def _score(self, x: Tensor, codes: Tensor | None, *, tanh: bool = True) -> Tensor:
-        """[..., F] and codes [..., C] -> [K, ...]; `tanh`: with that of the members that have a scale."""
+    def _score(self, x: Tensor, codes: Tensor | None) -> Tensor:
+        """[..., F] and codes [..., C] -> [K, ...]."""
         members, shape = len(self.weights), x.shape[:-1]
         hidden = x.reshape(-1, x.shape[-1])
         split = self.weights.split(self.sizes, 1)
         parts = iter(split)
         if codes is not None:
-            vectors = self._vectors(codes.reshape(-1, codes.shape[-1]), split[2 * len(self.shapes) :])
+            vectors = self.category_vectors(codes.reshape(-1, codes.shape[-1]), split[2 * len(self.shapes) :])
             hidden = torch.cat([hidden.expand(members, *hidden.shape), vectors], -1)  # [K, T, F + E]
         for layer, (before, after) in enumerate(self.shapes):
             weight, bias = next(parts).view(members, before, after), next(parts)[:, None, :]
@@ -292,14 +292,14 @@ class Members(nn.Module):
                 hidden = self._dropped((torch.matmul(hidden, weight) + bias).relu(), layer)
             else:
                 hidden = self._dropped(torch.baddbmm(bias, hidden, weight).relu(), layer)
-        return self.scaled(hidden.view(members, *shape)) if tanh else hidden.view(members, *shape)
+        return self.scaled(hidden.view(members, *shape))
 
     def scaled(self, scores: Tensor) -> Tensor:
         """The scores [K, ...] with scale * tanh(s) of the members that have a scale."""
         scale = self.scale.to(scores.dtype).view(-1, *[1] * (scores.dim() - 1))
         return torch.where(scale > 0, scale * scores.tanh(), scores)
 
-    def _vectors(self, codes: Tensor, tables: Sequence[Tensor]) -> Tensor:
+    def category_vectors(self, codes: Tensor, tables: Sequence[Tensor]) -> Tensor:
         """Of categories [T, C], from each member's own tables [K, rows * width]: [K, T, E]."""
         members = len(self.weights)
         codes = codes.expand(members, *codes.shape)
@@ -553,7 +553,7 @@ class _Document(nn.Module):
     def forward(self, features: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
         """[B, L, F] -> [B, L, width]."""
         numbers, codes = self.parts(features, mask, dtype)
-        return self._with_vectors(_inputs(numbers, mask, self.inputs), codes)
+        return self._with_vectors(list_inputs(numbers, mask, self.inputs), codes)
 
     def packed(self, features: Tensor, offsets: Tensor, dtype: torch.dtype) -> Tensor:
         """The same of packed lists: [T, F] -> [T, width]."""
@@ -750,7 +750,7 @@ def _start(shapes: Sequence[tuple[int, int]], seed: int, member: int, tables: Se
     return torch.cat(parts).to(torch.get_default_dtype())
 
 
-def _inputs(features: Tensor, mask: Tensor | None, inputs: str) -> Tensor:
+def list_inputs(features: Tensor, mask: Tensor | None, inputs: str) -> Tensor:
     """What the first layer takes, [B, L, F], [B, L, 2 F] or [B, L, 10 F]: features, and where they stand within their list.
 
     That is (x - mean) / deviation over the list's documents, 0 where they are all equal. With `pieces` also both of them in pieces.

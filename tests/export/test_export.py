@@ -41,7 +41,7 @@ def graph_scores(ranker):
 
 def cases():
     """Every kind of model with every scaling and, in turn, every loss family and kind of inputs."""
-    losses, inputs = itertools.cycle(LOSSES), itertools.cycle(("features", "list"))
+    losses, inputs = itertools.cycle(LOSSES), itertools.cycle(("features", "list", "features", "pieces"))
     for kind, scaling in itertools.product(KINDS, SCALINGS):
         loss = next(losses)
         yield kind, "softmax" if loss == "ordinal" and "+" in kind else loss, scaling, next(inputs)
@@ -142,7 +142,7 @@ def test_scores_that_differ_or_stand_in_another_order_are_refused():
 def exported(tmp_path_factory):
     """One ranker as ONNX and as a torch program."""
     folder = tmp_path_factory.mktemp("exported")
-    ranker = ranker_of("mlp+members", "neural_ndcg@5", "quantile", "list", lists(names=NAMES, brands=BRANDS))
+    ranker = ranker_of("mlp+members", "neural_ndcg@5", "quantile", "pieces", lists(names=NAMES, brands=BRANDS))
     facts = {form: export_ranker(ranker, folder / f"ranker{FORMATS[form].suffix}", form) for form in ("onnx", "torch")}
     return ranker, folder, facts
 

@@ -69,7 +69,8 @@ def test_the_estimator_opens_a_run_and_can_be_fitted_again(artefacts):
     assert 1 <= ranker.best_epoch_ <= 2 and ranker.n_features_in_ == 136
     parameters = ranker.get_params()
     assert (parameters["recipe"], parameters["members"], parameters["keep"]) == ("strong", 3, 2)
-    assert (parameters["model"], parameters["hidden"], parameters["inputs"]) == ("mlp", (128, 128), "list")
+    model = ranker.config_.model
+    assert (parameters["model"], parameters["hidden"], parameters["inputs"]) == (model.kind, model.hidden, model.inputs)
     assert (parameters["device"], parameters["random_state"], parameters["lr"]) == ("auto", 0, None)
     train = synthetic("tiny")
     rows = np.repeat(np.arange(len(train)), train.lengths)

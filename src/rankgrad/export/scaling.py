@@ -1,7 +1,7 @@
 """A fitted scaling in operations of torch that torch.export and ONNX have.
 
-It computes in float64 what `Scaling.apply` computes with numpy in float64, so that the two differ by the last bits alone. Quantiles
-are found by halving: neither ONNX nor Vespa has a search in a sorted table, both have comparisons, sums and lookups.
+It computes in float64 what `Scaling.apply` computes with numpy in float64, so that the two differ by the last bits alone. ONNX has no
+search in a sorted table: quantiles are found by comparisons and sums.
 """
 
 from itertools import pairwise
@@ -99,37 +99,53 @@ class _Curves(_Tamed):
 
 
 class _Quantiles(_Tamed):
-    """Straight lines between quantiles; a column's quantiles are padded with infinity to a power of two."""
+    """Straight lines between quantiles, of which the right one is found by comparing and counting, three times with ten of them.
+
+    A column's quantiles are padded with infinity to 11^3: ten cut them into eleven parts, ten more cut the part found, ten the
+    part of that. The cuts are in float32, as features are: rounded up, they are passed by the same features.
+    """
 
     def __init__(self, scaling: Scaling) -> None:
         super().__init__(scaling)
         starts, nodes, scores = (scaling.arrays[name] for name in ("starts", "nodes", "scores"))
         columns, longest = scaling.columns, int(np.diff(starts).max())
-        self.width = 2 ** longest.bit_length()  # above the longest, so that every column ends in infinity
-        node = np.full((columns, self.width), np.inf)
-        score, slope = np.zeros((2, columns, self.width))
+        parts = next(parts for parts in range(2, longest + 2) if parts**3 >= longest)
+        node = np.full((columns, parts**3), np.inf)
+        score, slope = np.zeros((2, columns, parts**3))
         for column, (start, end) in enumerate(pairwise(starts)):
             count = end - start
             node[column, :count], score[column, :count] = nodes[start:end], scores[start:end]
             slope[column, : count - 1] = np.diff(scores[start:end]) / np.diff(nodes[start:end])
-        self.register_buffer("first", torch.arange(columns) * self.width)
+        near = node.astype(np.float32)
+        near = np.where(near < node, np.nextafter(near, np.float32(np.inf)), near)
+        cuts = near.reshape(columns, parts, parts, parts)
+        self.parts = parts
         self.register_buffer("lowest", torch.from_numpy(node[:, 0].copy()))
-        for name, table in (("node", node), ("score", score), ("slope", slope)):
-            self.register_buffer(name, torch.from_numpy(table.ravel()))
-        self.first: Tensor
+        self.register_buffer("column", torch.arange(columns))
+        self.register_buffer("coarse", torch.from_numpy(cuts[:, 1:, 0, 0].copy()))
+        self.register_buffer("middle", torch.from_numpy(cuts[:, :, 1:, 0].reshape(-1, parts - 1)))
+        self.register_buffer("fine", torch.from_numpy(cuts[:, :, :, 1:].reshape(-1, parts - 1)))
+        lines = np.stack([np.where(np.isinf(node), 0.0, node), score, slope], -1)
+        self.register_buffer("lines", torch.from_numpy(lines.reshape(-1, 3)))
         self.lowest: Tensor
-        self.node: Tensor
-        self.score: Tensor
-        self.slope: Tensor
+        self.column: Tensor
+        self.coarse: Tensor
+        self.middle: Tensor
+        self.fine: Tensor
+        self.lines: Tensor
 
     def curve(self, x: Tensor) -> Tensor:
-        """By halving the part of the table in which the value must lie."""
-        shape, x = x.shape, torch.maximum(x, self.lowest).reshape(-1)
-        place = self.first.expand(shape).reshape(-1)
-        step = self.width // 2
-        while step:
-            further = place + step
-            place = torch.where(self.node.index_select(0, further) <= x, further, place)
-            step //= 2
-        node, score, slope = (table.index_select(0, place) for table in (self.node, self.score, self.slope))
-        return (slope * (x - node) + score).reshape(shape)
+        """The line of the last quantile that is not above the value."""
+        x = torch.maximum(x, self.lowest)
+        value = x.float()[..., None]
+        place = self.column * self.parts + _passed(value, self.coarse)
+        for cuts in (self.middle, self.fine):
+            found = cuts.index_select(0, place.reshape(-1)).reshape(*place.shape, self.parts - 1)
+            place = place * self.parts + _passed(value, found)
+        line = self.lines.index_select(0, place.reshape(-1)).reshape(*place.shape, 3)
+        return line[..., 2] * (x - line[..., 0]) + line[..., 1]
+
+
+def _passed(value: Tensor, cuts: Tensor) -> Tensor:
+    """How many cuts [..., C] are not above a value [..., 1], int64."""
+    return (cuts <= value).float().sum(-1).long()
