@@ -24,6 +24,7 @@ from sklearn.utils.validation import _num_samples
 from rankgrad.core.lists import prepare, reduce
 from rankgrad.data.load import read_splits
 from rankgrad.data.scaling import Scaling
+from rankgrad.data.synthetic import synthetic
 from rankgrad.estimator import NeuralRanker
 from rankgrad.files import save_tensors
 from rankgrad.losses import LOSSES, LossSpec
@@ -858,3 +859,26 @@ def test_bad_data_is_refused_by_predict_and_score():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ranker.predict(X, qid=qid)
+
+
+def test_documents_may_have_weights():
+    X, y, qid = rows_of(synthetic("tiny"))
+    weight = np.where(np.arange(len(y)) % 2, 1.0, 0.0)
+    make = lambda: NeuralRanker(model="linear", loss="softmax", epochs=2, random_state=0)  # noqa: E731
+    plain = make().fit(X, y, qid=qid).predict(X, qid=qid)
+    weighted = make().fit(X, y, qid=qid, document_weight=weight).predict(X, qid=qid)
+    assert not np.allclose(plain, weighted)
+    order = np.random.default_rng(0).permutation(len(y))
+    mixed = make().fit(X[order], y[order], qid=qid[order], document_weight=weight[order])
+    assert mixed.history_[0]["loss"] == pytest.approx(
+        make().fit(X, y, qid=qid, document_weight=weight).history_[0]["loss"], rel=1e-4
+    )
+    for bad, message in (
+        (weight[:-1], "each of the"),
+        (-1 - weight, "negative"),
+        (np.full(len(y), np.nan), "non-finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make().fit(X, y, qid=qid, document_weight=bad)
+    with pytest.raises(ValueError, match="neural_ndcg.*weights of documents"):
+        NeuralRanker(model="linear", epochs=1).fit(X, y, qid=qid, document_weight=weight)

@@ -34,7 +34,14 @@ from rankgrad.data.batches import batches
 from rankgrad.data.categories import Levels, split_frame, with_codes
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.feature_rows import Features
-from rankgrad.data.grouping import as_float32, as_query_ids, as_sparse_rows, group_arrays, ids_of_sizes
+from rankgrad.data.grouping import (
+    as_float32,
+    as_query_ids,
+    as_sparse_rows,
+    group_arrays,
+    ids_of_sizes,
+    with_document_weights,
+)
 from rankgrad.data.scaling import fit_scaling
 from rankgrad.data.sparse import is_sparse
 from rankgrad.explain.importance import Importance, feature_importances
@@ -46,7 +53,16 @@ from rankgrad.ranker import Ranker
 from rankgrad.runs.folder import read_history, read_report
 from rankgrad.runs.load import load as load_ranker
 from rankgrad.training import config as settings
-from rankgrad.training.build import as_spec, fit_to_data, make_device, make_objectives, make_state, takes_gain, validate
+from rankgrad.training.build import (
+    as_spec,
+    expect_weights,
+    fit_to_data,
+    make_device,
+    make_objectives,
+    make_state,
+    takes_gain,
+    validate,
+)
 from rankgrad.training.config import RECIPES, Config, dumps, replaced
 from rankgrad.training.data import hold_out, scaled
 from rankgrad.training.evaluate import can_choose, expect_gains, expect_grades, mean, measure, metric_that_chooses
@@ -232,6 +248,7 @@ class NeuralRanker(BaseEstimator):
         qid: Any = None,
         group: Any = None,
         sample_weight: Any = None,
+        document_weight: Any = None,
         eval_set: Any = None,
         eval_X: Any = None,
         eval_y: Any = None,
@@ -247,6 +264,7 @@ class NeuralRanker(BaseEstimator):
           LightGBM; or a column "qid" of a frame X, as in XGBoost.
         - `sample_weight`: one weight per query, in order of first appearance, or one per row, equal within a query.
           A query of weight 0 is never seen. Evaluation sets are not weighted.
+        - `document_weight`: one weight per row, for losses that are sums over documents or pairs; the others refuse it.
         - `eval_set`: (X, y, qid) that picks the best epoch by `metric`; or (X, y) with `eval_qid` or `eval_group`; or a list of such sets,
           with a list of `eval_qid` or `eval_group`. Of several the last one picks, as in XGBoost, unless it is (X, y) itself.
         - `eval_X`, `eval_y`: the same in LightGBM's other form, of one set or, as tuples, of several.
@@ -261,6 +279,9 @@ class NeuralRanker(BaseEstimator):
         places = [*before.scaling.levels] if before else None
         rows, labels, levels = _documents(self, features, y, reset=before is None, places=places)
         data = group_arrays(rows, labels, _query_ids(len(rows), qid, group), sample_weight, categories=levels)
+        if document_weight is not None:
+            expect_weights(config, loss)
+            data = with_document_weights(data, document_weight, len(rows))
         chosen_by = metric_that_chooses(config, metric)
         expect_grades(data, [chosen_by])
         if takes_gain(config, loss):

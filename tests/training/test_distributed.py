@@ -334,3 +334,16 @@ def test_ctrl_c_is_answered_at_once_and_once(capfd, tmp_path):
         with pytest.raises(InterruptedRunError):
             os.kill(os.getpid(), signal.SIGINT)
         assert capfd.readouterr() == ("", "")
+
+
+def test_weights_of_documents_are_the_same_everywhere(tmp_path):
+    """The mean of query_rmse is over the weight of all documents of a step, which no process has alone."""
+    data = synthetic("tiny")
+    weights = np.random.default_rng(0).random(len(data.labels))
+    dataclasses.replace(data, document_weights=weights).save(tmp_path / "lists")
+    config = dataclasses.replace(CONFIG, data=Data(str(tmp_path / "lists")), loss=Loss("query_rmse"))
+    found, expected = (
+        history(out) for out in (together(tmp_path / "together", config), alone(tmp_path / "alone", config))
+    )
+    assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in expected], rel=1e-5)
+    assert [line["metric"] for line in found] == pytest.approx([line["metric"] for line in expected], abs=1e-6)

@@ -7,7 +7,7 @@ read and scaled for it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,16 @@ class Batch(NamedTuple):
     labels: torch.Tensor
     mask: torch.Tensor
     queries: torch.Tensor
+
+
+class WeightedBatch(NamedTuple):
+    """A `Batch` of a dataset whose documents have weights: the same, and weights [B, L], 0 under the padding."""
+
+    features: torch.Tensor
+    labels: torch.Tensor
+    mask: torch.Tensor
+    queries: torch.Tensor
+    weights: torch.Tensor
 
 
 class Batches(Iterator[Batch]):
@@ -56,6 +66,7 @@ class Batches(Iterator[Batch]):
         self._lengths = dataset.lengths[plan.order]  # on the host: shapes must be known without asking the device
         self._features = dataset.batch_source(device)
         self._labels, offsets = dataset.list_tensors(device)
+        self._weights = dataset.weight_tensor(device)
         self._queries = torch.from_numpy(plan.order).to(offsets.device)
         self._keys = torch.from_numpy(plan.keys[plan.order]).to(offsets.device)
         self._first = offsets[self._queries]
@@ -91,7 +102,11 @@ class Batches(Iterator[Batch]):
             features.index_fill_(0, torch.nonzero_static(~mask.reshape(-1), size=padding).squeeze(1), 0)
             features = features.view(*mask.shape, features.shape[1])
         labels = self._labels[document].where(mask, 0)
-        return Batch(features, labels, mask, self._queries[begin:end][self._share])
+        queries = self._queries[begin:end][self._share]
+        if self._weights is None:
+            return Batch(features, labels, mask, queries)
+        weights = self._weights[document].where(mask, 0)
+        return cast(Batch, WeightedBatch(features, labels, mask, queries, weights))  # which has all that a Batch has
 
 
 def _read(source: FeatureRows, document: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

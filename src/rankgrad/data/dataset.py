@@ -345,6 +345,13 @@ class RankingDataset:
             self._tensors[device] = tuple(_as_tensor(array).to(device) for array in (self.labels, self.offsets))
         return self._tensors[device]
 
+    def weight_tensor(self, device: str | torch.device = "cpu") -> torch.Tensor | None:
+        """The weights of documents [N] as a tensor, kept like `tensors`; None if there are none."""
+        device = torch.empty(0, device=device).device
+        if self.document_weights is not None and (device, "weights") not in self._tensors:
+            self._tensors[device, "weights"] = _as_tensor(self.document_weights).to(device)
+        return self._tensors.get((device, "weights"))
+
     def batch_source(self, device: str | torch.device = "cpu") -> torch.Tensor | FeatureRows:
         """What batches gather their features from: a tensor on the device, or rows on the host that are too large for one.
 

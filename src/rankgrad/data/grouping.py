@@ -1,5 +1,6 @@
 """From arrays of rows in any order, each with a query id, to a RankingDataset."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -164,6 +165,18 @@ def group_arrays(
     weights = _query_weights(weights, order, offsets, query_ids)
     data = RankingDataset(features, labels, offsets, query_ids, weights=weights, rows=order, categories=categories)
     return data if weights.all() else data.select(weights > 0)
+
+
+def with_document_weights(data: RankingDataset, given: Any, rows: int) -> RankingDataset:
+    """The lists that `group_arrays` made of this many rows, with a weight for each row."""
+    weights = np.asarray(given)
+    if weights.shape != (rows,) or weights.dtype.kind not in "fiub":
+        raise ValueError(
+            f"document_weight is {weights.dtype} of shape {weights.shape}; expected one weight for each of the {rows} rows"
+        )
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise ValueError("document_weight holds a negative or non-finite value; expected finite weights, 0 or above")
+    return dataclasses.replace(data, document_weights=weights if data.rows is None else weights[data.rows])
 
 
 def _query_weights(given: Any, order: np.ndarray | None, offsets: np.ndarray, query_ids: np.ndarray) -> np.ndarray:

@@ -34,7 +34,8 @@ class Packed(NamedTuple):
     queries: torch.Tensor  # [B] int64, positions in the dataset; a list without documents repeats one of the step
     width: int  # no list is longer
     features: torch.Tensor | None = None  # [T, F] and
-    labels: torch.Tensor | None = None  # [T], where the dataset is not on the device: `rows` are rows of these then
+    labels: torch.Tensor | None = None  # [T], and perhaps
+    weights: torch.Tensor | None = None  # [T], where the dataset is not on the device: `rows` are rows of these then
 
 
 class PackedLists(Iterator[Packed]):

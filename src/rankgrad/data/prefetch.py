@@ -24,6 +24,7 @@ def prefetch_to_device(
 ) -> Iterator[tuple[Any, int]]:
     """Batches of a dataset in the host's memory, each with its number of lists, copied to the device ahead of time."""
     source, (labels, _) = dataset.batch_source("cpu"), dataset.list_tensors("cpu")
+    weights = dataset.weight_tensor("cpu")
 
     def make(item: tuple[Any, int]) -> tuple[Any, int]:
         batch, lists = item
@@ -33,7 +34,8 @@ def prefetch_to_device(
                 features = torch.from_numpy(source[batch.rows.numpy()])
             else:
                 features = source[batch.rows]
-            batch = batch._replace(rows=rows, features=features, labels=labels[batch.rows])
+            weight = None if weights is None else weights[batch.rows]
+            batch = batch._replace(rows=rows, features=features, labels=labels[batch.rows], weights=weight)
         if device.type == "cuda":
             batch = batch._make(part.pin_memory() if isinstance(part, torch.Tensor) else part for part in batch)
         return batch, lists

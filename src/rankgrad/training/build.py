@@ -139,11 +139,12 @@ def shares_weights(config: Config) -> bool:
 def _mean_over_members(objective: Objective) -> Objective:
     """The same for scores [B, L, K] of members: each has its own loss, and their mean is a list's."""
 
-    def values(scores: Tensor, labels: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+    def values(scores: Tensor, labels: Tensor, mask: Tensor, generator: torch.Generator, *weights: Tensor) -> Tensor:
         scores = scores[..., None] if scores.dim() == labels.dim() else scores
         of_members = scores.movedim(-1, 0)  # [K, B, L]
         like = of_members.shape
-        return objective.values(of_members, labels.expand(like), mask.expand(like), generator).mean(0)
+        given = (weight.expand(like) for weight in weights)
+        return objective.values(of_members, labels.expand(like), mask.expand(like), generator, *given).mean(0)
 
     return objective._replace(values=values)
 
@@ -161,12 +162,17 @@ def _make_objective(spec: LossSpec, options: dict[str, Any]) -> Objective:
     function = partial(spec.function, **options, reduction="none", check=False)
     many_units, random = spec.units(2) > 1, "generator" in parameters
 
-    def values(scores: Tensor, labels: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+    def values(
+        scores: Tensor, labels: Tensor, mask: Tensor, generator: torch.Generator, weights: Tensor | None = None
+    ) -> Tensor:
         if many_units and scores.dim() == labels.dim():
             scores = scores[..., None]
-        return function(scores, labels, mask, generator=generator) if random else function(scores, labels, mask)
+        given: dict[str, Any] = {"generator": generator} if random else {}
+        if weights is not None:
+            given["weights"] = weights
+        return function(scores, labels, mask, **given)
 
-    objective = Objective(values, spec.counting(options), by_document=spec.unit == "document")
+    objective = Objective(values, spec.counting(options), spec.unit == "document", spec.weights)
     labels, mask = torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)
     tried = objective.values(torch.zeros(1, 2), labels, mask, torch.Generator())  # bad options are refused here
     if not isinstance(tried, Tensor) or tried.shape != (1,):
@@ -175,6 +181,17 @@ def _make_objective(spec: LossSpec, options: dict[str, Any]) -> Objective:
             f"the loss {spec.name} must give one value per list for reduction='none', [1] for one list, got {came}"
         )
     return objective
+
+
+def expect_weights(config: Config, loss: OwnLoss = None) -> None:
+    """Refuse losses that cannot learn from documents of different weights."""
+    for name, (spec, _) in losses_of(config, loss).items():
+        if not spec.weights:
+            able = ", ".join(other.name for other in LOSS_TABLE if other.weights)
+            raise ValueError(
+                f"the loss {name} takes no weights of documents (data.document_weight), because it is a function of the whole "
+                f"ranking, of which no document is a term; expected one of {able}; choose one, or leave the weights out"
+            )
 
 
 def takes_gain(config: Config, loss: OwnLoss = None) -> bool:
@@ -344,6 +361,8 @@ def validate(config: Config, loss: OwnLoss = None, metric: Metric | None = None,
         _check_trees(config)
     else:
         make_objectives(config, loss)
+        if config.data.document_weight is not None:
+            expect_weights(config, loss)
         if own is not None:
             expect_network(own, config.model.options)
         if is_own(config.model.kind):

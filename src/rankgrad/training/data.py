@@ -147,5 +147,6 @@ def scaled(data: RankingDataset, scaling: Scaling) -> RankingDataset:
 def _fingerprint(data: RankingDataset) -> str:
     """Enough of the data to notice that it is not the same: sizes, labels, list lengths, weights, a thousand rows."""
     rows = data.features[:: max(1, len(data.features) // 1000)]
-    arrays = [data.labels, data.offsets, np.ascontiguousarray(rows), *([] if data.weights is None else [data.weights])]
+    arrays = [data.labels, data.offsets, np.ascontiguousarray(rows)]
+    arrays += [weights for weights in (data.weights, data.document_weights) if weights is not None]
     return f"{data.features.shape} " + "".join(f"{zlib.crc32(array.tobytes()):08x}" for array in arrays)

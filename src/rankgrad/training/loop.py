@@ -73,6 +73,8 @@ def _train(
     rank, world = distributed.place() if state.shares_lists else (0, 1)
     progress, settings = state.progress, config.train
     train_set = without_zero_weights(train_set)
+    if train_set.document_weights is not None:
+        _expect_weighted(objectives)
     weights = None if train_set.weights is None else torch.from_numpy(np.array(train_set.weights)).to(device)
     steps = -(-len(train_set) // settings.batch_size)
     plan = plan_execution(settings, state.model, train_set, device, world=world)
@@ -105,6 +107,15 @@ def _train(
         state.plan = plan.without(graph=getattr(step, "reason", ""))
         last = learning_rate(schedule, replace(progress, step=steps - 1), steps, settings.epochs)
         yield state.end_epoch(vali_set, config, device, last)
+
+
+def _expect_weighted(objectives: Objectives) -> None:
+    for name, objective in objectives.items():
+        if not objective.weighted:
+            raise ValueError(
+                f"the documents to learn from have weights, and the loss {name} takes none: it is a function of the whole ranking, "
+                "of which no document is a term; choose another loss, such as softmax or lambdarank, or leave the weights out"
+            )
 
 
 def _compile_kernels(

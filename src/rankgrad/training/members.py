@@ -35,7 +35,7 @@ from rankgrad.training.evaluate import evaluate, mean, metric_that_chooses, metr
 from rankgrad.training.execution import ExecutionPlan
 from rankgrad.training.readback import ALL_DIVERGED
 from rankgrad.training.state import Epoch, Progress
-from rankgrad.training.step import Objective, ScoredBatch
+from rankgrad.training.step import Objective, ScoredBatch, document_weights, sum_weights, weighing
 
 BETAS, EPSILON = (0.9, 0.99), 1e-8  # of Adam
 FOLDS = 3  # what a random key is for, beside those of data/order
@@ -167,9 +167,11 @@ class MemberStep:
         generator: torch.Generator,
         seed: int,
         number: int,
+        document_weights: Tensor | None = None,
     ) -> None:
         self.asked = False
         self._state, self._score, self._folds, self._weights = state, score, folds, weights
+        self._document_weights = document_weights  # [N], of lists that lie on the device
         self._clip, self._amp, self._generator, self._world = clip, amp, generator, distributed.place()[1]
         device, drawn = state.model.weights.device, state.drawn
         # Losses are dealt out in turn: the members of one are a slice, which costs no copy.
@@ -195,8 +197,9 @@ class MemberStep:
         self._number += 1
         with self._amp:
             scores, labels, mask = self._score(batch)  # [K, B, L]
+        weights = document_weights(batch, self._document_weights)
         scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
-        values, share, counted = self._values(scores, labels, mask, batch.queries)
+        values, share, counted = self._values(scores, labels, mask, batch.queries, weights)
         total = self._joined([(v.detach() * s).sum(1, dtype=torch.float64) for v, s in zip(values, share)])  # [K]
         count = self._joined([c.sum(1, dtype=torch.float64) for c in counted])
         per_unit = 1 / count.clamp(min=torch.finfo(torch.float32).tiny)
@@ -221,22 +224,23 @@ class MemberStep:
         return report
 
     def _values(
-        self, scores: Tensor, labels: Tensor, mask: Tensor, queries: Tensor
+        self, scores: Tensor, labels: Tensor, mask: Tensor, queries: Tensor, weights: Tensor | None
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """For each loss and its members: losses [k, B], what each list weighs, and how much it counts in the mean."""
         weight = None if self._weights is None else self._weights[queries].to(scores.dtype)
         values, shares, counted = [], [], []
         for objective, at in self._groups:
             of_group = scores[at]
-            found = objective.values(of_group, labels.expand_as(of_group), mask.expand_as(of_group), self._generator)
-            share = objective.counts(labels, mask).to(found.dtype)
+            like = labels.expand_as(of_group), mask.expand_as(of_group), self._generator
+            found = objective.values(of_group, *like, *(() if weights is None else (weights.expand_as(of_group),)))
+            share = objective.counts(labels, weighing(mask, weights)).to(found.dtype)
             share = share if weight is None else share * weight
             if self._folds is not None:
                 share = share * (self._folds[queries] != self._own_fold[at, None])
             share = share.expand_as(found)
             values.append(found)
             shares.append(share)
-            counted.append(share * mask.sum(-1) if objective.by_document else share)
+            counted.append(share * sum_weights(mask, weights) if objective.by_document else share)
         return values, shares, counted
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
@@ -355,6 +359,7 @@ class MemberState:
             generator=generator,
             seed=config.train.seed,
             number=self.progress.epoch * -(-len(train_set) // config.train.batch_size) + self.progress.step,
+            document_weights=train_set.weight_tensor(device) if plan.resident else None,
         )
 
     def end_epoch(self, vali_set: RankingDataset, config: Config, device: torch.device, lr: float) -> Epoch:

@@ -148,6 +148,7 @@ class TrainState:
             amp=amp,
             generator=generator,
             shadow=shadow,
+            document_weights=train_set.weight_tensor(device) if plan.resident else None,
         )
 
     def end_epoch(self, vali_set: RankingDataset, config: Config, device: torch.device, lr: float) -> Epoch:

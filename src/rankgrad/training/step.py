@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankgrad.data.batches import Batch
+from rankgrad.data.batches import Batch, WeightedBatch
 from rankgrad.data.packed import Packed, padded
 from rankgrad.models import PackedLayout, Transformer
 
@@ -22,9 +22,10 @@ REPORT_HEAD = 4  # numbers of a report, before one mark for each of its lists
 class Objective(NamedTuple):
     """A loss of scores, labels and mask -> one value per list, and what its mean is over."""
 
-    values: Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor]
+    values: Callable[..., Tensor]  # of scores, labels, mask, a generator and, where documents have them, weights
     counts: Callable[[Tensor, Tensor], Tensor]  # labels, mask -> which lists count, [B] bool
     by_document: bool = False  # the mean is over the documents of these lists, not over the lists
+    weighted: bool = False  # it takes weights of documents
 
 
 class ScoredBatch(NamedTuple):
@@ -82,12 +83,14 @@ class TrainStep:
         amp: torch.autocast,
         generator: torch.Generator,
         shadow: Bf16Shadow | None,
+        document_weights: Tensor | None = None,
     ) -> None:
         self.asked = False  # this process was asked to stop
         self._rate: float | None = None
         self._score, self._objective, self._parameters, self._optimiser = score, objective, parameters, optimiser
         self._weights, self._clip, self._halts, self._amp, self._generator = weights, clip, halts, amp, generator
         self._shadow = shadow
+        self._document_weights = document_weights  # [N], of lists that lie on the device
         self._halted = torch.zeros((), dtype=torch.bool, device=parameters[0].device)
         self._world = dist.get_world_size() if dist.is_initialized() else 1
 
@@ -109,10 +112,12 @@ class TrainStep:
             self._shadow.refresh()
         with self._amp:
             output, labels, mask = self._score(batch)
+        weights = document_weights(batch, self._document_weights)
         scores = output.float()
         scores.retain_grad()
-        values = self._objective.values(scores, labels, mask, self._generator)  # [B]
-        totals, slope = self._totals(values.detach(), labels, mask, batch.queries)
+        given = () if weights is None else (weights,)
+        values = self._objective.values(scores, labels, mask, self._generator, *given)  # [B]
+        totals, slope = self._totals(values.detach(), labels, mask, batch.queries, weights)
         values.backward(slope)
         if self._shadow is not None:
             self._shadow.collect()
@@ -131,19 +136,42 @@ class TrainStep:
         self._optimiser.zero_grad(set_to_none=True)
         return report
 
-    def _totals(self, values: Tensor, labels: Tensor, mask: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+    def _totals(
+        self, values: Tensor, labels: Tensor, mask: Tensor, queries: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Sums of losses, of what they count, and of who asked to stop [3] float64; and d loss / d values [B]."""
-        share = self._objective.counts(labels, mask).to(values.dtype)
+        share = self._objective.counts(labels, weighing(mask, weights)).to(values.dtype)
         if self._weights is not None:
             share = share * self._weights[queries].to(values.dtype)
         shared = values * share  # a list of share 0 is 0, or NaN if its loss is
-        counted = share * mask.sum(-1) if self._objective.by_document else share
+        counted = share * sum_weights(mask, weights) if self._objective.by_document else share
         totals = torch.stack([shared, counted, torch.zeros_like(share)]).sum(1, dtype=torch.float64)
         if self._world > 1:
             totals[2].fill_(float(self.asked))  # a fill, where a copy would stall
             dist.all_reduce(totals)
         count = torch.where(totals[1] > 0, totals[1], 1.0)
         return totals, share * (self._world / count).to(share.dtype)
+
+
+def document_weights(batch: Any, weights: Tensor | None) -> Tensor | None:
+    """Weights [B, L] of a batch's documents, 0 under the padding; None if they have none.
+
+    A padded batch brings them along; of packed lists they are the batch's own, or those `weights` [N] that its rows count.
+    """
+    if isinstance(batch, WeightedBatch):
+        return batch.weights
+    own = (weights if batch.weights is None else batch.weights) if isinstance(batch, Packed) else None
+    return None if own is None else padded(batch.rows, batch.offsets, len(batch.queries), batch.width, own)[0]
+
+
+def weighing(mask: Tensor, weights: Tensor | None) -> Tensor:
+    """Real documents that weigh more than 0, [B, L] bool."""
+    return mask if weights is None else mask & (weights > 0)
+
+
+def sum_weights(mask: Tensor, weights: Tensor | None) -> Tensor:
+    """What the documents of each list weigh together, [B]: their number where all weigh 1."""
+    return mask.sum(-1) if weights is None else weights.sum(-1)
 
 
 def _report(

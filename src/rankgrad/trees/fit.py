@@ -68,6 +68,11 @@ def fit_trees(
     how: Boosting, settings: Mapping[str, Any], train: RankingDataset, vali: RankingDataset | None
 ) -> FittedTrees:
     """Trees with given settings, as many as validation likes best; without validation, of all rounds."""
+    if train.document_weights is not None and (how.library != "lightgbm" or how.own):
+        raise ValueError(
+            f"{how.library} with the objective {how.objective} takes no weights of documents (data.document_weight); expected weights "
+            "of queries; leave them out, or take lightgbm with its own objective"
+        )
     try:
         return LIBRARIES[how.library](how, settings, train, vali)
     except Exception as error:
@@ -126,6 +131,8 @@ def _lightgbm(
         **settings,
     }
     weight = None if train.weights is None else np.repeat(train.weights, train.lengths)
+    if train.document_weights is not None:
+        weight = train.document_weights if weight is None else weight * train.document_weights
     fitted = lightgbm.Dataset(
         _matrix(train),
         train.labels,
