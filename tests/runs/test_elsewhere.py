@@ -176,9 +176,35 @@ def test_ids_that_stand_twice_cannot_name_a_document(tmp_path):
         read_scores(file, twice)
 
 
-def test_a_table_calls_its_columns_as_the_lists_do_or_as_rank_does(tmp_path):
+@pytest.mark.parametrize(
+    "names",
+    [
+        "qid document score",
+        "query docno score",
+        "query document score",
+        "query_id doc_id score",
+        "qid docid score",
+        "mine own score",
+    ],
+)
+def test_a_table_may_call_its_columns_as_the_lists_do_or_as_others_do(tmp_path, names):
     file = tmp_path / "s.parquet"
-    rows = table(SHUFFLED)
-    for names in (["qid", "document", "score"], ["query", "docno", "score"], ["query", "document", "score"]):
-        pyarrow.parquet.write_table(rows.rename_columns(names), file)
-        np.testing.assert_array_equal(read_scores(file, LISTS, qid="query", document="docno"), SCORES)
+    pyarrow.parquet.write_table(table(SHUFFLED).rename_columns(names.split()), file)
+    np.testing.assert_array_equal(read_scores(file, LISTS, qid="mine", document="own"), SCORES)
+
+
+def test_rows_are_rows_whatever_the_documents_are_called(tmp_path):
+    crossed = dataclasses.replace(LISTS, document_ids=np.array([3, 5, 1, 4, 2, 6]))  # ids that are rows of others
+    file = tmp_path / "s.csv"
+    lines = [f"{NAMES[at][0]},{NAMES[at][1]},{SCORES[at]}" for at in SHUFFLED]
+    file.write_text("\n".join(["qid,row,score", *lines]))
+    np.testing.assert_array_equal(read_scores(file, crossed), SCORES)
+    file.write_text("\n".join(["qid,document,score", *lines]))
+    np.testing.assert_array_equal(read_scores(file, crossed)[:3], SCORES[[1, 2, 0]])
+
+
+@pytest.mark.parametrize("name", ["s.csv", "s.tsv", "s.CSV"])
+def test_a_csv_of_numbers_alone_needs_no_name(tmp_path, name):
+    file = tmp_path / name
+    file.write_text("\n".join(map(repr, LISTS.in_source_order(SCORES).tolist())))
+    np.testing.assert_array_equal(read_scores(file, LISTS), SCORES)

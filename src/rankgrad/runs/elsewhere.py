@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.data.tables.arrow import expect_numbers, kind_of, open_table, plain
+from rankgrad.data.tables.arrow import TEXT, expect_numbers, kind_of, open_table, plain, reads_as_number
 from rankgrad.files import replacing
 from rankgrad.metrics import parse_metric
 from rankgrad.runs import folder as files
@@ -23,12 +23,18 @@ from rankgrad.runs.provenance import versions
 from rankgrad.training.config import Train
 from rankgrad.training.evaluate import measure
 
-SCORE, QUERY, DOCUMENT = "score", "qid", "document"  # columns of a table, as `rankgrad rank --format csv` calls them
+# What a table calls its columns; the first of each is `rankgrad rank --format csv`'s.
+SCORE = "score"
+QUERY = ("qid", "query", "query_id")
+DOCUMENT = ("document", "document_id", "docid", "doc_id", "docno")
+ROW = "row"
 SELECTION = "scores from elsewhere"
 EXPECTED = "expected a number per line, or lines QUERY Q0 DOCUMENT RANK SCORE TAG, or a Parquet or CSV file"
 
 
-def read_scores(file: Path, data: RankingDataset, *, qid: str = QUERY, document: str | None = DOCUMENT) -> np.ndarray:
+def read_scores(
+    file: Path, data: RankingDataset, *, qid: str = QUERY[0], document: str | None = DOCUMENT[0]
+) -> np.ndarray:
     """The scores of all documents, in the dataset's order, [N] float64.
 
     - `file`: a number per row of the source, in its order; a TREC run, whose rank column is not looked at; or a table with the
@@ -38,7 +44,7 @@ def read_scores(file: Path, data: RankingDataset, *, qid: str = QUERY, document:
     """
     if not file.is_file():
         raise ValueError(f"{file} does not exist; expected a file with scores; check the path")
-    if kind_of(file) is not None:
+    if kind_of(file) is not None and not _is_bare(file):
         return _of_table(file, data, qid, document)
     lines = _lines(file)
     fields = len(lines[0][1]) if lines else 1
@@ -134,6 +140,14 @@ def _lines(file: Path) -> list[tuple[int, list[str]]]:
     return [(number, words) for number, words in lines if words]
 
 
+def _is_bare(file: Path) -> bool:
+    """Whether a CSV file is a number per line, without a line of names."""
+    if kind_of(file) not in TEXT or file.suffix.lower() not in TEXT:  # packed ones are tables
+        return False
+    with file.open("rb") as lines:
+        return reads_as_number(lines.readline(64).decode("utf-8-sig", "replace").strip() or "no number")
+
+
 def _numbers(texts: Sequence[Any], where: Callable[[int], str]) -> np.ndarray:
     scores = np.empty(len(texts))
     for at, text in enumerate(texts):
@@ -155,23 +169,24 @@ def _of_table(file: Path, data: RankingDataset, qid: str, document: str | None) 
         )
     expect_numbers(table, SCORE, "convert the column")
     scores = _numbers(plain(table.arrow[SCORE]).to_pylist(), lambda at: f"{file}, row {at + 1}, column {SCORE!r}")
-    qid = qid if qid in columns else QUERY
-    document = document if document is not None and document in columns else DOCUMENT
-    queries = _texts(table.arrow[qid], f"{file}, column {qid!r}") if qid in columns else None
-    if document in columns:
+    query = next((name for name in (qid, *QUERY) if name in columns), None)
+    named = next((name for name in (document, *DOCUMENT, ROW) if name in columns), None)
+    queries = _texts(table.arrow[query], f"{file}, column {query!r}") if query is not None else None
+    if named is not None:
         if queries is None:
             raise ValueError(
-                f"{file} has a column {document!r} but no column {qid!r}; expected the query of each document"
+                f"{file} has a column {named!r} but no column {qid!r}; expected the query of each document"
             )
-        documents = _texts(table.arrow[document], f"{file}, column {document!r}")
-        return _by_name(file, queries, documents, scores, data, lambda at: f"{file}, row {at + 1}")
+        documents = _texts(table.arrow[named], f"{file}, column {named!r}")
+        lists = dataclasses.replace(data, document_ids=None) if named == ROW else data
+        return _by_name(file, queries, documents, scores, lists, lambda at: f"{file}, row {at + 1}")
     found = _in_order(file, scores, data)
     own = np.repeat(data.query_ids, data.lengths)
     for at, (query, expected) in enumerate(zip(queries or (), data.in_source_order(own).tolist())):
         if query != str(expected):
             raise ValueError(
                 f"{file}, row {at + 1} is of query {query!r} and that row of the lists of query {str(expected)!r}; expected the "
-                f"same rows in the same order; name the documents in a column {DOCUMENT!r}"
+                f"same rows in the same order; name the documents in a column {DOCUMENT[0]!r}"
             )
     return found
 
