@@ -121,7 +121,7 @@ def test_every_model_takes_categories_and_keeps_them(how, tmp_path):
 
 @pytest.mark.slow
 def test_a_category_of_many_levels_may_be_all_there_is_to_learn():
-    """Beside LightGBM with the dtype `category`, which benchmarks/categories.py measures too."""
+    """Beside LightGBM with the dtype `category`, which benchmarks/missing.py measures too."""
     lightgbm = pytest.importorskip("lightgbm", reason="lightgbm is not installed")
     effect = np.random.default_rng(9).standard_normal(200)
 

@@ -1,5 +1,6 @@
 """Sparse features score as dense ones do, and are never dense as a whole."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ from rankgrad import NeuralRanker
 from rankgrad.data import read_svmlight
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.feature_rows import FeatureRows
+from rankgrad.data.load import read_splits
 from rankgrad.data.scaling import KINDS, fit_scaling
 from rankgrad.data.sparse import SparseRows
+from rankgrad.runs.run import Run, train_run
+from rankgrad.training.config import Config, Data, Loss, Model, Train
 from rankgrad.training.data import scaled
 
 FORMATS = {
@@ -181,3 +185,64 @@ print((peak - before) / (4 * rows * columns))
 def test_wide_features_are_never_dense_as_a_whole():
     child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
     assert float(child.stdout.splitlines()[-1]) < 0.5  # of what a dense copy takes
+
+
+def wide_text(path, rows=60, columns=3_000, seed=0, zero_based=False):
+    """Lines of ten features each, in lists of six that are not all together; and the features."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros((rows, columns), np.float32)
+    lines = []
+    for row in range(rows):
+        chosen = np.sort(rng.choice(columns, 10, replace=False))
+        chosen[-1] = columns - 1
+        x[row, chosen] = rng.integers(1, 100, 10) / 4
+        entries = " ".join(f"{column + (not zero_based)}:{x[row, column]}" for column in chosen)
+        lines.append(f"{row % 3} qid:{(row // 6) % 9} {entries}")
+    path.write_text("\n".join(lines))
+    return x
+
+
+@pytest.mark.parametrize("missing", [0.0, np.nan])
+@pytest.mark.parametrize("zero_based", [False, True])
+def test_wide_text_stays_sparse_where_that_is_asked_for(missing, zero_based, tmp_path):
+    x = wide_text(tmp_path / "wide.txt", zero_based=zero_based)
+    options = {"missing": missing, "zero_based": zero_based, "features": 3_000}
+    dense = read_svmlight(tmp_path / "wide.txt", **options)
+    thin = read_svmlight(tmp_path / "wide.txt", sparse=True, **options)
+    assert isinstance(dense.features, np.ndarray) and thin.features.sparse
+    np.testing.assert_array_equal(thin.features[:], dense.features)
+    np.testing.assert_array_equal(np.nan_to_num(thin.in_source_order(np.asarray(thin.features))), x)
+    assert thin.rows.tolist() == dense.rows.tolist() and thin.provenance == dense.provenance
+    assert read_svmlight(tmp_path / "wide.txt", sparse=True, **options | {"features": 1_000_000}).features.sparse
+    (tmp_path / "full.txt").write_text("1 qid:1 " + " ".join(f"{i}:1" for i in range(1, 2_000)) + "\n")
+    assert isinstance(read_svmlight(tmp_path / "full.txt", sparse=True).features, np.ndarray)
+
+
+SIZES = {"train": 3_000, "vali": 2_900, "test": 2_950}
+
+
+def test_a_run_on_wide_text_scores_as_one_on_the_same_features(tmp_path):
+    (tmp_path / "text").mkdir()
+    parts = {
+        name: wide_text(tmp_path / "text" / f"{name}.txt", columns=width, seed=width) for name, width in SIZES.items()
+    }
+    splits = read_splits(str(tmp_path / "text"))
+    assert all(split.features.sparse and split.features.shape[1] == 3_000 for split in splits.values())
+    for name, split in splits.items():
+        padded = np.pad(parts[name], ((0, 0), (0, 3_000 - parts[name].shape[1])))
+        np.testing.assert_array_equal(split.in_source_order(np.asarray(split.features)), padded)
+        dense = dataclasses.replace(split, features=np.asarray(split.features))
+        dense.save(tmp_path / "dense" / name)
+    scores = []
+    for folder in ("text", "dense"):
+        config = Config(
+            data=Data(str(tmp_path / folder), scaling="standard"),
+            model=Model(kind="mlp", hidden=(4,)),
+            loss=Loss("softmax"),
+            train=Train(epochs=2, batch_size=4, device="cpu", threads=1),
+        )
+        list(train_run(tmp_path / f"run-{folder}", config))
+        run = Run.open(tmp_path / f"run-{folder}", "cpu")
+        scores.append([run.score(run.read(str(tmp_path / source))) for source in ("text", "dense")])
+    for found in scores:
+        np.testing.assert_allclose(found, [scores[0][0]] * 2, atol=1e-5)

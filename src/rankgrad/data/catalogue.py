@@ -18,6 +18,7 @@ import numpy as np
 
 from rankgrad.checks import whole
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.feature_rows import FeatureRows
 from rankgrad.data.spool import widened_on_disk
 from rankgrad.data.svmlight.reader import read_svmlight
 from rankgrad.data.svmlight.text import blocks
@@ -243,9 +244,10 @@ def read_layout(
     *,
     missing: float = 0.0,
     zero_based: bool = False,
+    sparse: bool = False,
     spool: Path | None = None,
 ) -> Iterator[tuple[str, RankingDataset]]:
-    """The splits of a recognised folder, one after the other; `missing` and `zero_based` as in `read_svmlight`.
+    """The splits of a recognised folder, one after the other; `missing`, `zero_based` and `sparse` as in `read_svmlight`.
 
     The catalogue says how many features a dataset has. Where it has no entry, all splits are read first and the
     narrower ones are padded with `missing`. With a `spool` features are kept in files of that folder instead of memory.
@@ -266,6 +268,7 @@ def read_layout(
             progress=report,
             missing=missing,
             zero_based=zero_based,
+            sparse=sparse,
             spool=None if spool is None else spool / split,
         )
 
@@ -280,8 +283,10 @@ def read_layout(
         if lacking and spool is not None:
             wide = widened_on_disk(data.features, spool / f"{split}.wide", width, missing)
             data = dataclasses.replace(data, features=wide)
+        elif lacking and isinstance(data.features, FeatureRows):
+            data = dataclasses.replace(data, features=data.features.widened(width))
         elif lacking:
-            padded = np.pad(data.features[:], ((0, 0), (0, lacking)), constant_values=missing)
+            padded = np.pad(data.features, ((0, 0), (0, lacking)), constant_values=missing)
             data = dataclasses.replace(data, features=padded)
         yield split, data
 

@@ -103,6 +103,15 @@ class FeatureRows:
         """Some documents, by a slice or positions, in that order."""
         return FeatureRows(self.parts, self._positions(documents), self.scaling)
 
+    def widened(self, width: int) -> FeatureRows:
+        """The same rows with more columns, which have no entries; of sparse rows alone."""
+        parts = [
+            SparseRows(part.starts, part.columns, part.values, width, part.missing)
+            for part in self.parts
+            if isinstance(part, SparseRows)
+        ]
+        return FeatureRows(parts, self.index)
+
     def scaled(self, scaling: Scaling) -> FeatureRows:
         """The same rows, scaled when they are asked for."""
         return FeatureRows(self.parts, self.index, scaling)

@@ -57,7 +57,8 @@ class Columns(NamedTuple):
 
     def of_text(self) -> dict[str, Any]:
         """What `read_svmlight` is told."""
-        return {"missing": math.nan if self.missing == "nan" else 0.0, "zero_based": self.zero_based}
+        missing = math.nan if self.missing == "nan" else 0.0
+        return {"missing": missing, "zero_based": self.zero_based, "sparse": True}
 
 
 DEFAULT_COLUMNS = Columns()

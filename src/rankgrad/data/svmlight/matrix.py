@@ -1,9 +1,10 @@
-"""A dense float32 matrix that grows by rows and columns in place, so that building it takes its own size only."""
+"""A dense float32 matrix that grows by rows and columns in place, so that building it takes its own size only; and a sparse one."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from rankgrad.data.sparse import SparseRows
 from rankgrad.data.svmlight.blocks import Parsed, scatter
 
 RESERVE = 1 << 30  # bytes set aside at most before they are needed
@@ -66,3 +67,23 @@ class GrowingMatrix:
             place = self._cells[first * stride : last * stride].reshape(last - first, stride)
             place[:, :kept] = chunk
             place[:, kept:] = self.missing
+
+
+class GrowingRows:
+    """The same, kept as the entries of its rows: for text that is wide and names little of that."""
+
+    def __init__(self, missing: float) -> None:
+        self.missing = missing
+        self.rows = 0
+        self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def append(self, block: Parsed, width: int, expected_rows: int) -> None:  # noqa: ARG002 (as of the other)
+        """Add the rows of a block."""
+        counts = np.diff(block.row_ends, prepend=0)
+        self._parts.append((counts, block.indices - 1, block.values.copy()))
+        self.rows += len(counts)
+
+    def finish(self, width: int) -> SparseRows:
+        """The rows, [rows, width]; nothing may be appended after this."""
+        counts, columns, values = (np.concatenate(parts) for parts in zip(*self._parts))
+        return SparseRows(np.concatenate([[0], np.cumsum(counts)]), columns, values, width, self.missing)

@@ -23,11 +23,12 @@ from rankgrad.checks import one_of, whole
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.feature_rows import FeatureRows, Features
 from rankgrad.data.grouping import as_missing, first_return, group_rows
+from rankgrad.data.sparse import SparseRows
 from rankgrad.data.spool import GrowingFile
 from rankgrad.data.svmlight import text as text_files
 from rankgrad.data.svmlight.blocks import BlockError, Parsed, Scratch, parse_block
 from rankgrad.data.svmlight.line import MAX_INDEX, Rules, clamped_column, find_index, quote
-from rankgrad.data.svmlight.matrix import GrowingMatrix
+from rankgrad.data.svmlight.matrix import GrowingMatrix, GrowingRows
 
 PathLike = str | os.PathLike[str]
 
@@ -36,6 +37,7 @@ MODEST_BYTES = 1 << 30
 BYTES_PER_TEXT_BYTE = 64
 FAR_BEYOND = 8  # an index more than this many times the largest index of any other part of the file is a mistake
 SHARE_OF_MEMORY = 0.5
+WIDE, FILLED = 1_024, 0.1  # columns from which text is kept sparse, and how much of them is named at most
 
 # A line that holds a document, and the name in its comment if there is one; possessive: no backtracking.
 _DOCUMENT = re.compile(rb"^[ \t]*+[^#\s][^#\n]*+(?:#[ \t]*+docid[ \t]*+=[ \t]*+(\S++))?", re.MULTILINE)
@@ -50,6 +52,7 @@ def read_svmlight(
     groups: PathLike | Sequence[PathLike] | None = None,
     missing: float = 0.0,
     zero_based: bool = False,
+    sparse: bool = False,
     scattered: str = "group",
     progress: Callable[[int, int], None] | None = None,
     spool: PathLike | None = None,
@@ -67,6 +70,7 @@ def read_svmlight(
     - `missing`: the value of features that a line does not name: a number that float32 holds, or NaN; with NaN a line may
       also write nan for a value.
     - `zero_based`: whether the first feature has index 0, as in files of scikit-learn; else it has index 1.
+    - `sparse`: keep the features of text sparse that names 1,024 of them or more, and in its first lines a tenth of them or less.
     - `scattered`: where the rows of a query are not together, "group" moves them to the query's first row (`rows` of
       the result remembers where they were) and "refuse" raises an error.
     - `progress`: called with the bytes read so far and the bytes of all files.
@@ -96,6 +100,7 @@ def read_svmlight(
 
     matrix = GrowingMatrix(missing) if spool is None else GrowingFile(Path(spool), missing)
     reading = _Reading(matrix, features or 0, fixed=features is not None, base=0 if zero_based else 1)
+    reading.sparse = sparse and spool is None
     rules = Rules(wants_qid=sides is None, limit=features or MAX_INDEX, base=reading.base, nan=bool(np.isnan(missing)))
     _read(paths, reading, rules, progress=progress)
     labels, qids = np.concatenate(reading.labels), np.concatenate(reading.qids)
@@ -107,14 +112,15 @@ def read_svmlight(
         per_file = zip(sides, paths, reading.rows_per_file)
         sizes = np.concatenate([_read_groups(side, file, rows) for side, file, rows in per_file])
         offsets, query_ids, order = np.concatenate(([0], np.cumsum(sizes))), np.arange(len(sizes)), None
-    finished: Features = reading.matrix.finish(reading.width)
+    read = reading.matrix.finish(reading.width)
+    finished: Features = FeatureRows([read]) if isinstance(read, SparseRows) else read
     if order is not None:
-        if isinstance(matrix, GrowingFile):
-            finished = FeatureRows([finished], order)
-        else:
+        if isinstance(reading.matrix, GrowingMatrix):
             from rankgrad.data.svmlight.compiled import permute_rows  # loaded by now: the files have been parsed
 
             permute_rows(finished, order)
+        else:
+            finished = FeatureRows([read], order)
         labels = labels[order]
     document_ids = _document_ids(reading.document_ids, order)
     files = [
@@ -143,10 +149,11 @@ def read_svmlight(
 class _Reading:
     """The blocks read so far, put together in file order."""
 
-    matrix: GrowingMatrix | GrowingFile
+    matrix: GrowingMatrix | GrowingFile | GrowingRows
     width: int  # fixed by the caller, or the largest index so far
     fixed: bool
     base: int = 1  # index of the first feature
+    sparse: bool = False  # where that suits the text
     labels: list[np.ndarray] = field(default_factory=list)
     qids: list[np.ndarray] = field(default_factory=list)
     document_ids: list[np.ndarray | None] = field(default_factory=list)  # None: not every line of the block has one
@@ -171,6 +178,9 @@ class _Reading:
             self.width = block.widest
             self.widest = path, lines + block.widest_line, _nth_line(text, block.widest_line)
         self._refuse_absurd_width(len(block.labels))
+        wide = self.sparse and not self.matrix.rows and self.width >= WIDE
+        if wide and len(block.values) <= FILLED * self.width * len(block.labels):
+            self.matrix = GrowingRows(self.matrix.missing)
         self.matrix.append(block, self.width, round(len(block.labels) / share))
         self.labels.append(block.labels.copy())
         self.qids.append(block.qids.copy())
@@ -182,7 +192,7 @@ class _Reading:
         size = 4 * self.width * (self.matrix.rows + more_rows)
         if self.widest is None or size <= MODEST_BYTES:
             return
-        memory = None if isinstance(self.matrix, GrowingFile) else memory_bytes()
+        memory = memory_bytes() if isinstance(self.matrix, GrowingMatrix) else None
         if size > BYTES_PER_TEXT_BYTE * self.text_bytes:
             excess = f"more than {BYTES_PER_TEXT_BYTE} times the text"
         elif self.second and self.width > FAR_BEYOND * self.second:
