@@ -1,0 +1,132 @@
+"""CPU threads: how fast training and single predictions are, idle and beside a program that burns every core.
+
+    python benchmarks/threads.py [--seconds 4] [--work small strong ...] [--repeats 1]
+
+Every number is from a process of its own, because OpenMP reads its settings once. `before` is torch's own choice: a thread for every core,
+and threads that spin. `Python` and `command line` are what rankgrad chooses now, the second with OMP_WAIT_POLICY=PASSIVE. The others are
+settings to compare with. Training is lists/s after a second of warming up; a prediction is the median latency of one list of 30 documents,
+in ms. The last column says how much slower the worse of the two choices is than the best of all settings. Run it on an idle machine.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import torch
+
+from rankgrad import NeuralRanker
+from rankgrad.data import fit_scaling, synthetic
+from rankgrad.training import threads as choice
+from rankgrad.training.build import fit_to_data, make_objectives, make_state
+from rankgrad.training.config import RECIPES
+from rankgrad.training.data import scaled
+from rankgrad.training.loop import Step, train
+
+CORES = os.cpu_count() or 1
+TRAINING = {  # recipe, size of synthetic lists, lists
+    "small": ("small", "small", 400),
+    "strong": ("strong", "small", 400),
+    "paper": ("paper", "small", 400),
+    "paper, long lists": ("paper", "web30k", 256),
+}
+PREDICTING = {"predict, strong": {}, "predict, paper": {"recipe": "paper"}, "predict, mlp": {"model": "mlp"}}
+SETTINGS = {  # threads, 0: rankgrad's choice; what OpenMP is told
+    "before": (CORES, {}),
+    "1": (1, {}),
+    f"{CORES} passive": (CORES, {"OMP_WAIT_POLICY": "PASSIVE"}),
+    f"{CORES} spin 10,000": (CORES, {"GOMP_SPINCOUNT": "10000"}),
+    f"{CORES} spin 100,000": (CORES, {"GOMP_SPINCOUNT": "100000"}),
+    "Python": (0, {}),
+    "command line": (0, {"OMP_WAIT_POLICY": "PASSIVE"}),
+}
+OURS = ("Python", "command line")
+
+
+def trained(work, threads, seconds):
+    """Lists/s."""
+    recipe, size, lists = TRAINING[work]
+    data, cpu = synthetic(size).select(slice(lists)), torch.device("cpu")
+    data = scaled(data, fit_scaling(data, "auto"))
+    config = fit_to_data(RECIPES[recipe](), data, cpu, validated=True)
+    torch.manual_seed(0)
+    state = make_state(config, data, cpu)
+    choice.set_threads(threads or choice.threads_of_training(config, state.model, data, cpu))
+    begun, started, done = time.perf_counter(), None, 0
+    for event in train(state, make_objectives(config), data, data.select(slice(4)), config, cpu):
+        if not isinstance(event, Step):
+            continue
+        now = time.perf_counter()
+        if started is None:
+            started = now if now - begun > 1 else None
+        else:
+            done += event.lists
+            if now - started > seconds:
+                break
+    return done / (time.perf_counter() - started)
+
+
+def predicted(work, threads, seconds):
+    """Milliseconds."""
+    if threads:
+        torch.set_num_threads(threads)
+        choice.WORTH_A_THREAD = 1e-9  # all that there are
+    draw = np.random.default_rng(0)
+    X, y, qid = draw.normal(size=(600, 136)), draw.integers(0, 5, 600), np.arange(600) // 30
+    ranker = NeuralRanker(**PREDICTING[work], epochs=1, n_jobs=1, random_state=0, verbose=0).fit(X, y, qid=qid)
+    ranker.set_params(n_jobs=None)
+    taken, begun = [], time.perf_counter()
+    while time.perf_counter() - begun < seconds:
+        before = time.perf_counter()
+        ranker.predict(X[:30], qid=qid[:30])
+        taken.append(time.perf_counter() - before)
+    return 1e3 * float(np.median(taken[len(taken) // 5 :]))
+
+
+def in_a_process(work, setting, seconds):
+    threads, told = SETTINGS[setting]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_", "KMP_"))}
+    command = [sys.executable, __file__, "--seconds", seconds, "--one", work, "--threads", threads]
+    done = subprocess.run([*map(str, command)], env=environment | told, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--work", nargs="+", default=[*TRAINING, *PREDICTING], choices=[*TRAINING, *PREDICTING])
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, default=0, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        measure = trained if given.one in TRAINING else predicted
+        print(measure(given.one, given.threads, given.seconds))
+        return
+    print(f"{CORES} cores, torch {torch.__version__}; training in lists/s, predictions in ms\n")
+    print(f"| work | machine | {' | '.join(SETTINGS)} | best / ours |\n|{'---|' * (len(SETTINGS) + 3)}")
+    for work in given.work:
+        for busy in (False, True):
+            rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(CORES * busy)]
+            try:
+                found = {
+                    setting: float(
+                        np.median([in_a_process(work, setting, given.seconds) for _ in range(given.repeats)])
+                    )
+                    for setting in SETTINGS
+                }
+            finally:
+                for rival in rivals:
+                    rival.kill()
+                    rival.wait()
+            faster = max if work in TRAINING else min
+            best, worse = faster(found.values()), (min if faster is max else max)(found[name] for name in OURS)
+            numbers = " | ".join(f"{value:,.0f}" if work in TRAINING else f"{value:.2f}" for value in found.values())
+            ratio = best / worse if work in TRAINING else worse / best
+            print(f"| {work} | {'busy' if busy else 'idle'} | {numbers} | {ratio:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
