@@ -363,6 +363,38 @@ def test_no_candidates_no_scores(parameters):
         ranker.predict(frame[["b", "a", "c", "d"]][:0], qid=[])
 
 
+BAD_COLUMNS = {
+    "dates": (lambda frame: frame.assign(c=pd.date_range("2020", periods=len(frame))), "column 'c'.*datetime64"),
+    "spans of time": (lambda frame: frame.assign(c=pd.to_timedelta(range(len(frame)), "s")), "column 'c'.*timedelta64"),
+    "lists": (lambda frame: frame.assign(c=[[1, 2]] * len(frame)), "column 'c'.*object"),
+    "complex numbers": (lambda frame: frame.assign(c=1j), "column 'c'.*complex"),
+    "lists of polars": (lambda frame: pl.DataFrame(frame).with_columns(c=pl.lit([1, 2])), "column 'c'.*List"),
+    "an array of objects": (
+        lambda frame: np.where([[0, 0, 1, 0]], "x", frame.to_numpy(dtype=object)),
+        "column 2.*object",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_COLUMNS)
+def test_a_column_that_holds_no_numbers_is_named(what):
+    X, y, qid = documents()
+    change, words = BAD_COLUMNS[what]
+    table = change(pd.DataFrame(X, columns=list("abcd")))
+    with pytest.raises(ValueError, match=rf"{words}.*no numbers.*leave it out"):
+        NeuralRanker(**LINEAR).fit(table, y, qid=qid)
+
+
+def test_words_where_numbers_were_learned_from_are_named():
+    X, y, qid = documents()
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    ranker = NeuralRanker(**LINEAR).fit(frame, y, qid=qid)
+    with pytest.raises(ValueError, match="column 'b' of X"):
+        ranker.predict(frame.assign(b="x"), qid=qid)
+    with pytest.raises(ValueError, match="feature names"):
+        ranker.predict(frame.rename(columns={"b": "z"}).assign(z="x"), qid=qid)
+
+
 # --- warm start -------------------------------------------------------------------------------------------------------
 
 

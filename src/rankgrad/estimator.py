@@ -31,7 +31,7 @@ except ImportError as error:
 
 from rankgrad.checks import one_of, whole
 from rankgrad.data.batches import batches
-from rankgrad.data.categories import Levels, split_frame, with_codes
+from rankgrad.data.categories import Levels, frame_names, is_frame, split_frame, with_codes
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.feature_rows import Features
 from rankgrad.data.grouping import (
@@ -775,18 +775,23 @@ def _documents(
         raise ValueError(
             "X is sparse and some of its columns are to be categories; expected numbers alone; give an array or a frame instead"
         )
-    if found:
-        validate_data(ranker, X, reset=reset, skip_check_array=True)
-        numbers = np.empty((len(X), 0))
-        if rest.shape[1]:
-            numbers = check_array(rest, ensure_min_samples=0, **NUMBERS)
-        X = with_codes(numbers, found)
-        any_number = {"ensure_min_samples": 0, **NUMBERS}
-        X, y = (check_array(X, **any_number), y) if y is None else check_X_y(X, y, y_numeric=True, **NUMBERS)
-    elif y is None:
-        X = validate_data(ranker, X, reset=reset, ensure_min_samples=0, **NUMBERS)
-    else:
-        X, y = validate_data(ranker, X, y, y_numeric=True, reset=reset, **NUMBERS)
+    try:
+        if found:
+            validate_data(ranker, X, reset=reset, skip_check_array=True)
+            numbers = np.empty((len(X), 0))
+            if rest.shape[1]:
+                numbers = check_array(rest, ensure_min_samples=0, **NUMBERS)
+            X = with_codes(numbers, found)
+            any_number = {"ensure_min_samples": 0, **NUMBERS}
+            X, y = (check_array(X, **any_number), y) if y is None else check_X_y(X, y, y_numeric=True, **NUMBERS)
+        elif y is None:
+            X = validate_data(ranker, X, reset=reset, ensure_min_samples=0, **NUMBERS)
+        else:
+            X, y = validate_data(ranker, X, y, y_numeric=True, reset=reset, **NUMBERS)
+    except (TypeError, ValueError) as error:
+        if "feature names" not in str(error):  # scikit-learn says which
+            _blame_a_column(rest)
+        raise
     X = as_sparse_rows(X) if is_sparse(X) else as_float32(X, ranker._names())
     levels = {place: texts for place, (_, texts) in found.items()}
     if y is None:
@@ -799,14 +804,38 @@ def _documents(
     return X, y, levels
 
 
+def _blame_a_column(X: Any) -> None:
+    """Say which column of a frame, or of an array of objects, holds no numbers, where one does."""
+    if is_frame(X):
+        columns = [(f"column {name!r}", X[name]) for name in frame_names(X)]
+    elif isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind == "O":
+        columns = [(f"column {place}", X[:, place]) for place in range(X.shape[1])]
+    else:
+        return
+    for name, column in columns:
+        try:
+            values = np.asarray(column)
+            good = values.dtype.kind not in "mMc"
+            values.astype(np.float64) if good else None
+        except (TypeError, ValueError):
+            good = False
+        if not good and np.ndim(column) == 1:
+            raise ValueError(
+                f"{name} of X holds {getattr(column, 'dtype', 'other')} values that are no numbers; expected numbers, NaN where one is "
+                "missing; turn it into numbers, name it in categorical, or leave it out"
+            ) from None
+
+
 def _own_queries(X: Any, qid: Any, group: Any, features: Sequence[str] = ()) -> tuple[Any, Any]:
     """X without its column "qid", and the query ids, where a frame has such a column and it is not one of the `features`."""
-    if "qid" not in getattr(X, "columns", ()) or "qid" in features:
+    if not is_frame(X) or "qid" not in frame_names(X) or "qid" in features:
         return X, qid
     if qid is None and group is None:
         qid = X["qid"]
     elif not features:
         return X, qid  # given twice: the column is a feature, as it was when the model was fitted
+    if hasattr(X, "column_names"):  # of pyarrow
+        return X.drop_columns("qid"), np.asarray(qid)
     return X.drop(columns="qid") if hasattr(X, "iloc") else X.drop("qid"), qid
 
 
