@@ -164,6 +164,7 @@ def adopt_extension(folder: Path) -> None:
     The configuration is the last: killed before it, the run is still being extended, and resuming it does this again.
     """
     place = extension(folder)
+    (folder / EXPLANATION).unlink(missing_ok=True)  # it explains another model
     found = sorted(path.relative_to(place) for path in place.rglob("*") if path.is_file())
     for name in sorted(found, key=lambda name: (name == Path(CONFIG), name == Path(REPORT))):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -370,7 +371,6 @@ def write_results(
     those of the split that is kept, [N], where they are what was measured.
     """
     split = kept_split(splits)
-    (folder / EXPLANATION).unlink(missing_ok=True)  # of a run that was trained further, it explains another model
     write_per_query(folder, split, splits[split], results[split], metrics)
     if scores is not None:
         write_per_document(folder, splits[split], scores)
