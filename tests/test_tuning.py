@@ -37,12 +37,12 @@ def opened(folder, name):
 
 @pytest.mark.slow
 def test_two_processes_search_together(tmp_path):
-    processes = [start(tmp_path, "synthetic:tiny", "small", "3", *TINY) for _ in range(2)]
+    processes = [start(tmp_path, "synthetic:tiny", "small", "2", *TINY) for _ in range(2)]
     said = [process.communicate(timeout=300) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     study = opened(tmp_path, "small")
     finished = [trial for trial in study.trials if trial.state.is_finished()]
-    assert 3 <= len(finished) <= 4  # each looks at the number after a trial of its own
+    assert 2 <= len(finished) <= 3  # each looks at the number after a trial of its own
     assert all(trial.state == optuna.trial.TrialState.COMPLETE for trial in finished)
     folders = sorted((tmp_path / "runs" / "tune-small").iterdir())
     assert {folder.name for folder in folders} == {f"trial-{trial.number}" for trial in finished}

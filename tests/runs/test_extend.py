@@ -102,8 +102,9 @@ def test_an_extended_run_is_the_run_that_had_these_epochs_from_the_start(out, wh
     assert_same_run(out, whole)
 
 
-@pytest.mark.parametrize("base", [CONFIG, MEMBERS], ids=["one network", "members"])
-@pytest.mark.parametrize("schedule", ["step", "plateau"])
+@pytest.mark.parametrize(
+    ("base", "schedule"), [(CONFIG, "step"), (CONFIG, "plateau"), (MEMBERS, "step")], ids=["step", "plateau", "members"]
+)
 def test_schedules_that_do_not_know_the_end_go_on(base, schedule, tmp_path):
     config = with_(base, schedule=schedule)
     extended(finished(tmp_path / "a", with_(config, epochs=SHORT)))
@@ -229,7 +230,7 @@ def test_killed_at_any_write_it_goes_on_exactly(short, whole, tmp_path):
     finally:
         children.os.fsync, Path.replace = fsync, replace
     assert_same_run(out, whole)
-    for number in {*range(1, counter.count - 12, 12), *range(counter.count - 12, counter.count + 1, 2)}:
+    for number in {*range(2, counter.count - 12, 16), *range(counter.count - 10, counter.count + 1, 4)}:
         out = Path(shutil.copytree(short, tmp_path / f"run{number}"))
         assert children.code(children.start(extend, out, Trap(number))) == -signal.SIGKILL
         assert read_report(out)["epochs"] in (SHORT, LONG) and Run.open(out).features == 136  # usable at any moment
