@@ -6,6 +6,7 @@ would load pickles.
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -174,8 +175,11 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
 
 
 def _say(sentence: str) -> None:
-    """Write a line to stderr from a handler of signals, which may have interrupted another write there; the first process does."""
-    if rank() == 0 and sys.stderr is not None:
+    """Write a line to stderr from a handler of signals, which may have interrupted another write there.
+
+    Of several processes the first does, and no worker of another program of ours.
+    """
+    if rank() == 0 and multiprocessing.parent_process() is None and sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # closed, or not a file
             erased = "\r\x1b[2K" if sys.stderr.isatty() else ""  # the bar is drawn again below
             os.write(sys.stderr.fileno(), f"{erased}rankgrad: {sentence}\n".encode())
