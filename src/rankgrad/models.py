@@ -278,7 +278,7 @@ class Members(nn.Module):
     def _score(self, x: Tensor, codes: Tensor | None) -> Tensor:
         """[..., F] and codes [..., C] -> [K, ...]."""
         members, shape = len(self.weights), x.shape[:-1]
-        hidden = x.reshape(-1, x.shape[-1])
+        hidden = x.flatten(0, -2)  # also of no columns, where all are categories
         split = self.weights.split(self.sizes, 1)
         parts = iter(split)
         if codes is not None:

@@ -119,6 +119,17 @@ def test_every_model_takes_categories_and_keeps_them(how, tmp_path):
     assert not np.array_equal(ranker.predict(missing, qid=qid), unknown)
 
 
+@pytest.mark.filterwarnings("ignore:.* queries are too few")
+@pytest.mark.parametrize("how", HOW)
+def test_documents_of_categories_alone_and_no_documents(how):
+    y, qid = labels_and_ids()
+    frame = FRAMES["pandas"](columns())[["brand", "new"]]
+    ranker = NeuralRanker(random_state=0, device="cpu", **HOW[how]).fit(frame, y, qid=qid)
+    assert np.isfinite(ranker.predict(frame, qid=qid)).all()
+    for none in (ranker.predict(frame[:0], qid=qid[:0]), ranker.ranker_.score(frame[:0])):
+        assert none.shape == (0,)
+
+
 @pytest.mark.slow
 def test_a_category_of_many_levels_may_be_all_there_is_to_learn():
     """Beside LightGBM with the dtype `category`, which benchmarks/missing.py measures too."""

@@ -14,6 +14,7 @@ import torch
 import rankgrad
 from rankgrad import NeuralRanker
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.load import read_splits
 from rankgrad.data.scaling import fit_scaling
 from rankgrad.metrics import ndcg
 from rankgrad.ranker import Ranker
@@ -22,6 +23,7 @@ from rankgrad.runs.folder import read_config, rewrite_config
 from rankgrad.runs.run import Run, train_run
 from rankgrad.training.build import make_scorer
 from rankgrad.training.config import Config, Data, Loss, Members, Model, Train, dumps, loads, replaced
+from rankgrad.training.data import columns_of
 
 NAMES = ("bm25", "age", "price")
 EPOCHS = 3
@@ -177,6 +179,14 @@ def test_empty_cells_stay_zero_for_runs_that_learned_so(trained, tmp_path):
         np.testing.assert_array_equal(run.score(run.read(str(place / ending))), expected)
     assert rankgrad.load(tmp_path / "old").config.data.missing == "all_zero"
     assert loads(dumps(run.config), of_run=True) == run.config and loads(text).data.missing == "zero"
+
+
+def test_truth_values_stay_numbers_for_runs_that_learned_so(tmp_path):
+    table = pa.table({"qid": [1, 1], "label": [0, 1], "new": [True, False]})
+    pq.write_table(table, tmp_path / "train.parquet")
+    for missing, levels in (("all_zero", {}), ("zero", {0: ("false", "true")})):
+        data = read_splits(str(tmp_path / "train.parquet"), columns=columns_of(Data(missing=missing)))["train"]
+        assert data.categories == levels and data.features.tolist() == [[1], [0]]
 
 
 def test_runs_of_two_meanings_do_not_rank_missing_values_together(trained, tmp_path):

@@ -180,10 +180,9 @@ def numbers_of(X: Any) -> np.ndarray:
 
 def with_codes(numbers: np.ndarray, found: Mapping[int, tuple[np.ndarray, tuple[str, ...]]]) -> np.ndarray:
     """All columns again, [N, F] float64: numbers in their order, codes at their places."""
-    count = (numbers.shape[1] if numbers.ndim == 2 else 0) + len(found)
-    rows = len(next(iter(found.values()))[0])
-    whole = np.empty((rows, count))
-    whole[:, [place for place in range(count) if place not in found]] = numbers.reshape(rows, -1)
+    count = numbers.shape[1] + len(found)
+    whole = np.empty((len(numbers), count))
+    whole[:, [place for place in range(count) if place not in found]] = numbers
     for place, (codes, _) in found.items():
         whole[:, place] = codes
     return whole
