@@ -130,6 +130,21 @@ def test_documents_of_categories_alone_and_no_documents(how):
         assert none.shape == (0,)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:.* queries are too few")
+@pytest.mark.parametrize("how", HOW)
+def test_a_gpu_gives_the_same_scores(how):
+    y, qid = labels_and_ids()
+    frame = FRAMES["pandas"](columns())
+    ranker = NeuralRanker(random_state=0, device="cuda", **HOW[how]).fit(
+        frame, y, qid=qid
+    )  # packed, and by CUDA graphs
+    there = ranker.predict(frame, qid=qid)
+    here = ranker.set_params(device="cpu").predict(frame, qid=qid)
+    np.testing.assert_allclose(there, here, atol=1e-3)
+
+
 @pytest.mark.slow
 def test_a_category_of_many_levels_may_be_all_there_is_to_learn():
     """Beside LightGBM with the dtype `category`, which benchmarks/missing.py measures too."""
