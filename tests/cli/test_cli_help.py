@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import torch
 from cli_cases import COMMANDS
 
 import rankgrad
@@ -18,13 +19,13 @@ def test_info_names_every_loss_and_the_install_line_of_what_is_missing(run, monk
     code, out, err = run("info")
     assert (code, err) == (0, "")
     assert all(re.search(rf"\b{name}\b", out) for name in LOSSES)
-    assert "torch: plain PyTorch" in out
+    assert ("triton: " in out) if torch.cuda.is_available() else ("numba: compiled loops on the CPU" in out)
     assert max(map(len, out.splitlines())) <= 80
     monkeypatch.setattr(rankgrad.cli.info.importlib.util, "find_spec", lambda name: None)
     assert "not installed; pip install 'rankgrad[tables]'" in run("info")[1]
     found = json.loads(run("info", "--json")[1])
     assert set(found["losses"]) == set(LOSSES)
-    assert found["losses"]["neural_ndcg"]["backend"] == "numba"
+    assert found["losses"]["neural_ndcg"]["backend"] == ("torch" if torch.cuda.is_available() else "numba")
     assert found["losses"]["lambdarank"]["backend"] == "torch"
 
 

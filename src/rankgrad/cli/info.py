@@ -71,8 +71,6 @@ def _backend(parameters: Collection[str]) -> dict[str, str]:
 
     from rankgrad.kernels import why_no_numba
 
-    if "backend" not in parameters:
-        return {"backend": "torch", "why": "plain PyTorch on every device: there is no kernel"}
     if not torch.cuda.is_available() and "sort" in parameters and not why_no_numba():
         return {"backend": "numba", "why": "compiled loops on the CPU, PyTorch for float64 and other sorts"}
     if not torch.cuda.is_available():
