@@ -102,7 +102,7 @@ def test_a_band_that_was_too_narrow_is_widened(name):
     """Neighbours exp(-24) apart: the gradient is all in what a narrow band leaves out."""
     scores = -24.0 * torch.arange(100.0)[None] + 0.1 * draws(1, 100)
     labels = torch.zeros(1, 100)
-    labels[0, 2], labels[0, 30] = 4, 1
+    labels[0, 8], labels[0, 40] = 4, 1  # at the edges of blocks: within one, entries are kept whatever they are
     _, gradient = value_and_grad(LOSSES[name], scores, labels, backend="numba")
     _, expected = value_and_grad(LOSSES[name], scores.double(), labels)
     assert 0 < expected.abs().max() < 1e-10
@@ -173,6 +173,9 @@ def test_layouts_and_lists_that_members_share(name):
     ):
         found = value_and_grad(LOSSES[name], *given, backend="numba", k=5)
         assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    own = grades(3, 4, 12, seed=7)  # labels that are not shared, beside a mask that is
+    found = [value_and_grad(LOSSES[name], scores, own, m, backend="numba", k=5) for m in (shared[1], shared[1].clone())]
+    assert all(torch.equal(a, b) for a, b in zip(*found))
     unmasked = value_and_grad(LOSSES[name], scores, shared[0], backend="numba")
     everything = value_and_grad(LOSSES[name], scores, shared[0], torch.ones_like(shared[1]), backend="numba")
     assert all(torch.equal(a, b) for a, b in zip(unmasked, everything))
@@ -257,6 +260,7 @@ def in_a_child(batch, expected):
     assert torch.get_num_threads() == 3  # which torch itself must not use here: its threads are gone
     found = LOSSES["neural_ndcg"](*batch, backend="numba", sinkhorn_iters=5, check=False)
     assert torch.equal(found, expected)
+    assert cpu._pool()._threads and all(thread.is_alive() for thread in cpu._pool()._threads)
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
