@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -36,13 +37,20 @@ def data(tmp_path_factory):
     return str(folder)
 
 
-@pytest.fixture
-def runs(data, tmp_path):
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
     for seed, name in enumerate(("a", "b")):
         train = Train(epochs=4, batch_size=8, threads=1, device="cpu", seed=seed)
         model = Model(kind="mlp", hidden=(4,))
-        list(train_run(tmp_path / name, Config(data=Data(data), model=model, train=train)))
-    return [tmp_path / "a", tmp_path / "b"]
+        list(train_run(folder / name, Config(data=Data(data), model=model, train=train)))
+    return folder
+
+
+@pytest.fixture
+def runs(trained, tmp_path):
+    """Two finished runs to write into."""
+    return [shutil.copytree(trained / name, tmp_path / name) for name in ("a", "b")]
 
 
 def explained(folders, data, **options):

@@ -59,6 +59,7 @@ def test_features_that_labels_follow_from_come_first_and_others_lose_nothing(per
     assert all((one.loss, one.low, one.high) == (0, 0, 0) for one in needless)
 
 
+@pytest.mark.slow
 def test_a_trained_ranker_needs_the_features_that_labels_follow_from():
     data = made(80, seed=1)
     ranker = rankgrad.NeuralRanker(model="linear", epochs=10, lr=0.2, random_state=0, device="cpu")
