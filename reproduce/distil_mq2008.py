@@ -30,7 +30,9 @@ def write_fold(parts, fold, folder):
     folder.mkdir(parents=True, exist_ok=True)
     for split, offsets in (("train", (0, 1, 2)), ("vali", (3,)), ("test", (4,))):
         numbers = [(fold - 1 + offset) % 5 + 1 for offset in offsets]
-        text = "".join(gzip.decompress((parts / f"S{number}.txt.gz").read_bytes()).decode("latin-1") for number in numbers)
+        text = "".join(
+            gzip.decompress((parts / f"S{number}.txt.gz").read_bytes()).decode("latin-1") for number in numbers
+        )
         (folder / f"{split}.txt").write_text(text)
     return str(folder)
 
@@ -75,7 +77,9 @@ def main():
     for base in ("strong", "trees"):
         for name in ("together", *STUDENTS):
             gain = compare(values[name], values[base])
-            print(f"{name} - {base} alone: {gain.difference:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}], p = {gain.p_value:.3g}")
+            print(
+                f"{name} - {base} alone: {gain.difference:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}], p = {gain.p_value:.3g}"
+            )
 
 
 if __name__ == "__main__":
