@@ -107,8 +107,6 @@ def difficult_lists(ranker: Ranker, *, missing: bool = True) -> Iterator[tuple[S
             rows[:, column] = rng.integers(len(texts) + 1, size=length)
         if number % 8 == 3:
             rows[:] = rows[0]
-        if length == LONG:
-            rows[:, ::2] = rows[0, ::2]  # as features of the query are
         if number % 8 == 5:
             rows[rng.random(rows.shape) < 0.3] = 0.0
         if missing and number % 4 == 0:
@@ -118,6 +116,8 @@ def difficult_lists(ranker: Ranker, *, missing: bool = True) -> Iterator[tuple[S
         if missing and number % 8 == 1:
             hostile = (rng.random(rows.shape) < 0.05) & numbers
             rows[hostile] = rng.choice([3e38, -3e38, 1e31, -1e31], hostile.sum())
+        if length == LONG:
+            rows[:, number::2] = rows[0, number::2]  # as features of the query are
         lists.append(rows)
     lists.sort(key=len)
     for start in range(0, LISTS, SCORED_AT_ONCE):
