@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rankgrad.kernels.summary import cleaned, log1p, real_at
 
-KINDS = {"listnet": 0, "softmax": 1, "xe_ndcg": 2, "query_rmse": 3, "rmse": 4, "bce": 5}
+KINDS = {"listnet": 0, "softmax": 1, "xe_ndcg": 2, "query_rmse": 3, "rmse": 4, "bce": 5, "ordinal": 6, "listmle": 7}
+SEVERAL_SCORES, ALL_PAIRS = KINDS["ordinal"], KINDS["listmle"]  # which have kernels of their own
 _LARGEST_SUMMABLE = tl.constexpr(3.4028234663852886e38 / 2.0**24)  # see `rankgrad.core.lists`
 _LARGEST_SQUARABLE = tl.constexpr(2.0**50)
 _TILE = 64
@@ -31,7 +32,7 @@ def list_loss(
     `option` is what the loss has of its own: levels, threshold, or 1 for `count_empty`; `noise` [..., L] is that of XE-NDCG, and for
     ListMLE breaks ties at random.
     """
-    width = scores.shape[-1]
+    kind, width = KINDS[name], scores.shape[-1]
     length = labels.shape[-1]
     lists = labels.numel() // length
     scores, labels = scores.contiguous(), labels.contiguous()
@@ -39,21 +40,21 @@ def list_loss(
     keys = labels if noise is None else noise.contiguous()
     gradient = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
     work = torch.empty(
-        2 * lists + (2 * lists * length if name == "listmle" else 0), dtype=torch.float32, device=scores.device
+        2 * lists + (2 * lists * length if kind == ALL_PAIRS else 0), dtype=torch.float32, device=scores.device
     )
     block = max(16, triton.next_power_of_2(length))
     given = {"MASKED": mask is not None, "num_warps": 4 if block <= 1024 else 8, "enable_fp_fusion": True}
     with torch.cuda.device_of(scores):
-        if name == "listmle":
+        if kind == ALL_PAIRS:
             tile = min(_TILE, block)
             _listmle[(lists,)](
                 scores, labels, real, keys, gradient, work, length, RANDOM=noise is not None, BLOCK=block, TILE=tile, **given
             )  # fmt: skip
-        elif name == "ordinal":
+        elif kind == SEVERAL_SCORES:
             _ordinal[(lists,)](scores, labels, real, gradient, work, length, width, BLOCK=block, **given)
         else:
             _document_by_document[(lists,)](
-                scores, labels, real, keys, gradient, work, length, option, KIND=KINDS[name], BLOCK=block, **given
+                scores, labels, real, keys, gradient, work, length, option, KIND=kind, BLOCK=block, **given
             )  # fmt: skip
         values = work[:lists]
         if reduction == "none":
