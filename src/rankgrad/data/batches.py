@@ -17,6 +17,8 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.feature_rows import FeatureRows
 from rankgrad.data.order import EpochPlan, draw_documents, plan_epoch
 
+ROWS_READ = 1024  # rows that are read and scaled at a time, where features are not on the device
+
 
 class Batch(NamedTuple):
     """Padded lists: features [B, L, F], labels [B, L], mask [B, L] (True = a real document), queries [B].
@@ -112,8 +114,10 @@ class Batches(Iterator[Batch]):
 def _read(source: FeatureRows, document: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Features [B, L, F] of documents [B, L] that are not in the device's memory; the padding is 0."""
     features = torch.zeros(*mask.shape, source.shape[1])
-    real = mask.cpu()
-    features[real] = torch.from_numpy(source[document.cpu()[real].numpy()])
+    places = mask.reshape(-1).cpu().numpy().nonzero()[0]
+    rows, flat = document.reshape(-1).cpu().numpy()[places], features.view(-1, source.shape[1]).numpy()
+    for first in range(0, len(places), ROWS_READ):  # so that a batch takes little more than its own size
+        flat[places[first : first + ROWS_READ]] = source[rows[first : first + ROWS_READ]]
     return features.to(mask.device)
 
 

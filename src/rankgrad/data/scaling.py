@@ -300,17 +300,24 @@ def _model_codes(x: Floats, levels: int, places: NDArray[np.int64]) -> Floats:
 
 
 def _sampled_columns(features: Features, low: Floats, high: Floats) -> Iterator[Floats]:
-    """Column after column, tamed, of documents that are evenly spaced; of sparse features never many columns at once."""
+    """Column after column, tamed, of documents that are evenly spaced; never many columns of all of them at once."""
     rows = np.linspace(0, len(features) - 1, min(len(features), SAMPLE)).astype(np.int64)
-    columns = features.shape[1]
-    if not (isinstance(features, FeatureRows) and features.sparse):
-        yield from _tame(features[rows].astype(np.float64), low, high).T
-        return
     step = max(1, WIDE_BLOCK // len(rows))
-    for first in range(0, columns, step):
-        end = min(first + step, columns)
-        block = features.column_block(rows, first, end).astype(np.float64)
-        yield from _tame(block, low[first:end], high[first:end]).T
+    for first in range(0, features.shape[1], step):
+        end = min(first + step, features.shape[1])
+        block = _column_block(features, rows, first, end)
+        for column in range(first, end):
+            yield _tame(block[:, column - first].astype(np.float64), low[column], high[column])
+
+
+def _column_block(features: Features, rows: NDArray[np.int64], first: int, end: int) -> NDArray[np.float32]:
+    if isinstance(features, FeatureRows) and features.sparse:
+        return features.column_block(rows, first, end)
+    block = np.empty((len(rows), end - first), np.float32)
+    for start in range(0, len(rows), BLOCK):
+        part = slice(start, start + BLOCK)
+        block[part] = features[rows[part]][:, first:end]
+    return block
 
 
 def _ordinary_range(features: Features) -> tuple[Floats, Floats, NDArray[np.bool_]]:
@@ -326,8 +333,8 @@ def _ordinary_range(features: Features) -> tuple[Floats, Floats, NDArray[np.bool
     return np.where(known, low, 0.0), np.where(known, high, 0.0), missing
 
 
-def _tame(x: Floats, low: Floats, high: Floats) -> Floats:
-    """Absurd values replaced by the end of the ordinary range [F] that they exceed."""
+def _tame(x: Floats, low: Any, high: Any) -> Floats:
+    """Absurd values replaced by the end of the ordinary range, [F] or of one column, that they exceed."""
     x = np.where(x >= np.maximum(ABSURD, high), high, x)
     return np.where(x <= np.minimum(-ABSURD, low), low, x)
 

@@ -40,6 +40,7 @@ from rankgrad.training.step import Objective, ScoredBatch, document_weights, sum
 BETAS, EPSILON = (0.9, 0.99), 1e-8  # of Adam
 FOLDS = 3  # what a random key is for, beside those of data/order
 DOCUMENTS_AT_ONCE = 2**21  # scores of all members together, in evaluation
+VALUES_AT_ONCE = 2**22  # of features that are read for it
 LISTS_MEASURED = 64  # padded together in evaluation: few pad little, many launch little
 LR, DROPOUT, DECAY, SCALE = range(4)
 ALL_KEPT = "every member, last epoch"
@@ -547,7 +548,8 @@ def parts_to_measure(data: RankingDataset, members: int) -> list[RankingDataset]
     """A dataset as it is; in parts of consecutive lists where its features are larger than the memory that is free."""
     if not isinstance(data.features, FeatureRows):
         return [data]
-    part = (data.offsets[1:] - 1) // max(1, DOCUMENTS_AT_ONCE // members)  # of the last document of each query
+    at_once = min(DOCUMENTS_AT_ONCE // members, VALUES_AT_ONCE // data.features.shape[1])
+    part = (data.offsets[1:] - 1) // max(1, at_once)  # of the last document of each query
     ends = [*(np.flatnonzero(np.diff(part)) + 1).tolist(), len(data)]
     return [data.select(slice(first, end)) for first, end in pairwise([0, *ends])]
 

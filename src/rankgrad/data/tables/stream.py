@@ -79,7 +79,9 @@ class _Parts:
     matrix: GrowingFile
     first: RankingDataset | None = None
     labels: list[np.ndarray] = field(default_factory=list)
-    rows: list[np.ndarray] = field(default_factory=list)
+    rows: list[tuple[int, np.ndarray]] = field(
+        default_factory=list
+    )  # of chunks whose rows were moved, and where they begin
     ids: list[np.ndarray] = field(default_factory=list)  # of queries, in runs
     lengths: list[np.ndarray] = field(default_factory=list)
     weights: list[np.ndarray] = field(default_factory=list)
@@ -97,7 +99,8 @@ class _Parts:
         at = self.matrix.rows
         self.matrix.append_rows(np.asarray(part.features))
         self.labels.append(part.labels)
-        self.rows.append(at + (np.arange(len(part.labels)) if part.rows is None else part.rows))
+        if part.rows is not None:
+            self.rows.append((at, part.rows))
         self.ids.append(part.query_ids)
         self.lengths.append(part.lengths)
         for name in ("weights", "document_ids", "document_weights"):
@@ -108,16 +111,33 @@ class _Parts:
         if "first_clamped" in part.provenance:
             self.counts.setdefault("first_clamped", part.provenance["first_clamped"])
 
+    def _grouped(
+        self, ids: np.ndarray, lengths: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray, np.ndarray]:
+        """Of runs of rows: the order of the chunks' rows, that of the source's rows, offsets and query ids.
+
+        Orders are None where nothing is to be moved, which is found out without a number for every row.
+        """
+        ids, lengths = _merged_runs(ids, lengths)
+        if not self.rows and len(np.unique(ids)) == len(ids):
+            return None, None, np.concatenate([[0], np.cumsum(lengths)]), ids
+        distinct, codes = np.unique(ids, return_inverse=True)
+        codes = np.repeat(codes.reshape(-1), lengths)  # [N], in the order of the chunks
+        back = None  # into the order of the source
+        if self.rows:
+            back = np.arange(len(codes))
+            for at, rows in self.rows:
+                back[at + rows] = np.arange(at, at + len(rows))
+            codes = codes[back]
+        moved, offsets, queries = group_rows(codes)
+        order = moved if back is None else back if moved is None else back[moved]
+        return order, moved, offsets, distinct[queries]
+
     def finish(self, paths: Sequence[Path], options: Mapping[str, Any]) -> RankingDataset:
         """All rows as one dataset."""
         assert self.first is not None
-        lengths, labels, rows = (np.concatenate(part) for part in (self.lengths, self.labels, self.rows))
-        distinct, codes = np.unique(_query_ids(self.ids, paths, options["qid"]), return_inverse=True)
-        codes = np.repeat(codes.reshape(-1), lengths)  # [N], in the order of the chunks
-        back = np.argsort(rows) if (np.diff(rows) != 1).any() else None  # into the order of the source
-        moved, offsets, queries = group_rows(codes if back is None else codes[back])
-        order = moved if back is None else back if moved is None else back[moved]
-        query_ids = distinct[queries]
+        lengths, labels = np.concatenate(self.lengths), np.concatenate(self.labels)
+        order, moved, offsets, query_ids = self._grouped(_query_ids(self.ids, paths, options["qid"]), lengths)
         matrix: Features = self.matrix.finish(self.first.features.shape[1])
         weights = np.repeat(np.concatenate(self.weights), lengths) if self.weights else None
         document_ids, document_weights = _joined(self.document_ids), _joined(self.document_weights)
@@ -141,6 +161,12 @@ class _Parts:
             document_weights,
             self.levels,
         )
+
+
+def _merged_runs(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Runs [R] of query ids and their lengths, neighbours of one id together."""
+    starts = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
+    return ids[starts], np.add.reduceat(lengths, starts)
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray | None:
