@@ -164,7 +164,7 @@ def test_a_category_of_many_levels_may_be_all_there_is_to_learn():
         frame, y, group=[10] * 300, eval_X=vali, eval_y=vali_y, eval_group=[[10] * 100],
         callbacks=[lightgbm.early_stopping(30, verbose=False)],
     )  # fmt: skip
-    ranker = NeuralRanker(members=2, epochs=20, hidden=(32, 32), random_state=0, device="cpu")
+    ranker = NeuralRanker(members=4, epochs=40, hidden=(32, 32), random_state=0, device="cpu")
     ranker.fit(frame, y, qid=qid, eval_set=(vali, vali_y, vali_qid))
     found, theirs = (
         ndcg(torch.from_numpy(np.asarray(s)).view(200, 10), torch.from_numpy(test_y).view(200, 10), k=10).mean()
