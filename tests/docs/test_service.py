@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
+from rankgrad.cli.rank import rank
 from rankgrad.runs.run import train_run
 from rankgrad.training.config import configure
 
@@ -74,11 +75,10 @@ def ask(address, body, **options):
     return httpx.post(f"{address}/rank", trust_env=False, timeout=60, **content, **options)
 
 
-def test_200_requests_at_once_are_answered_as_rank_does(service, lists, run):
+def test_200_requests_at_once_are_answered_as_rank_does(service, lists, run, tmp_path):
     path, queries = lists
-    command = [sys.executable, "-m", "rankgrad", "rank", str(run), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    expected = np.array([float(line) for line in done.stdout.split()])
+    rank([run], str(path), out=str(tmp_path / "scores.txt"))
+    expected = np.loadtxt(tmp_path / "scores.txt")
 
     async def ask_all():
         limits = httpx.Limits(max_connections=200)
