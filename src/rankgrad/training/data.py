@@ -136,7 +136,7 @@ def scaled(data: RankingDataset, scaling: Scaling) -> RankingDataset:
     """
     features, names = data.features, data.feature_names
     if names is not None:
-        names = (*names, *(f"{names[column]} is missing" for column in scaling.indicators))
+        names = (*names, *(f"{names[column]} (missing, input {column})" for column in scaling.indicators))
     own = scaling.of(data)
     made: Features = FeatureRows([features], scaling=own)
     if not isinstance(features, FeatureRows) and affordable(made.nbytes):
