@@ -207,7 +207,7 @@ def test_without_an_eval_set_members_are_bagged_and_every_query_is_learned_from(
     X, y, qid = documents()
     ranker = NeuralRanker(**MEMBERS).fit(X, y, qid=qid)
     assert (ranker.config_.members.count, ranker.config_.members.bag) == (4, 4)  # a fold for each
-    assert ranker.config_.model.inputs == "list"
+    assert ranker.config_.model.inputs == "pieces"
     assert [member["loss"] for member in ranker.members_] == list(settings.strong().loss.names)
     assert ranker.best_score_ > 0.5
     ranker.fit(X, y, qid=qid, eval_set=documents(seed=1))

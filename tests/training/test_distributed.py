@@ -114,7 +114,7 @@ def on_its_own_machine(out, config):
         from rankgrad.runs import run
 
         received = run._received
-        run._received = lambda content: received(content)._replace(folder=own)
+        run._received = lambda content: (received(content)[0]._replace(folder=own), own)
         (own / ".scaled-1" / "train").mkdir(parents=True)  # left by a run that was killed while it read
         (own / ".scaled-1" / "train" / "manifest.json").touch()
     children.train(out, None, config)
