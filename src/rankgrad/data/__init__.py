@@ -10,7 +10,7 @@ of time.
 from rankgrad.data.batches import Batch, Batches, batches
 from rankgrad.data.catalogue import CATALOGUE, recognise
 from rankgrad.data.dataset import Description, RankingDataset
-from rankgrad.data.load import read_lists, read_splits
+from rankgrad.data.load import Columns, read_lists, read_splits
 from rankgrad.data.prepare import prepare
 from rankgrad.data.scaling import Scaling, fit_scaling
 from rankgrad.data.svmlight.reader import read_svmlight
@@ -21,6 +21,7 @@ __all__ = [
     "CATALOGUE",
     "Batch",
     "Batches",
+    "Columns",
     "Description",
     "RankingDataset",
     "Scaling",
