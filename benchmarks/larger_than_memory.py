@@ -66,7 +66,10 @@ def write(path: Path, documents: int, columns: int, *, scattered: bool) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    rng, at_once = np.random.default_rng(0), 50 * LENGTH
+    rng, at_once = (
+        np.random.default_rng(0),
+        1000 * LENGTH,
+    )  # a row group: many small ones make a large table of contents
     weights = rng.normal(size=columns)
     writer = None
     with path.open("wb") as file:
