@@ -145,7 +145,8 @@ class StandInForCatBoost:
     """As much of CatBoost's interface as is used: scores are the first feature times a number the fit has seen."""
 
     class Pool:
-        def __init__(self, features, labels, group_id):
+        def __init__(self, features, labels, cat_features, group_id):
+            assert not cat_features
             assert len(features) == len(labels) == len(group_id) and (np.diff(group_id) >= 0).all()
             self.features = features
 

@@ -27,6 +27,11 @@ def open_run(folder: Path, device: str = "auto", networks: Sequence[Network] = (
 
     `networks` are those of one's own that runs were trained with: the one that this run names is taken, or the only one.
     """
+    if not folder.exists():
+        raise ValueError(
+            f"{folder} is not a run: it does not exist; expected a folder that `rankgrad train` made, or a saved ranker; check "
+            "the path"
+        )
     if is_elsewhere(folder):
         raise ValueError(
             f"{folder} holds scores that another program gave, and no model to score with; expected a run; compare it and "
