@@ -54,7 +54,7 @@ MISTAKES = [
     ("train --resume {runs}/first --set train.epochs=9", "--resume", "first/config.toml", "no other setting"),
     ("train {runs}/first", "first is a run", "--resume"),
     ("export", "'RUN'", "rankgrad export --help"),
-    ("export absent", "absent does not exist"),
+    ("export absent", "absent is not a run", "does not exist"),
     ("export {data}/letor", "letor is not a run", "rankgrad train"),
     ("export {data}/broken.txt", "broken.txt is cut short or damaged"),
     ("export {runs}/first --format pmml", "--format", "'onnx'", "'pmml'"),

@@ -215,7 +215,7 @@ def fit_to_data(config: Config, data: RankingDataset, device: torch.device, *, v
     if count == 0 and members.share:
         count = SHARING
     if count == 0:
-        most, affordable = (64, 2e10) if device.type == "cuda" else (16, 3.4e8)
+        most, affordable = (64, 2e10) if device.type == "cuda" else (16, 2.3e8)
         sizes = [INPUTS[config.model.inputs] * data.features.shape[1], *config.model.hidden, 1]
         cost = len(data.labels) * sum(before * after for before, after in pairwise(sizes))  # of a member's epoch
         count = max(4, most // 8, min(most, int(most * affordable / cost)))

@@ -206,11 +206,12 @@ class MemberStep:
         per_unit = 1 / count.clamp(min=torch.finfo(torch.float32).tiny)
         slopes = [s * per_unit[at, None].to(s.dtype) for s, (_, at) in zip(share, self._groups)]
         (gradient,) = torch.autograd.grad(values, model.weights, slopes)
-        norm = gradient.square().sum(1, dtype=torch.float64).sqrt()
+        norm = torch.linalg.vector_norm(gradient, dim=1).double()
         finite = (total + norm).isfinite()
         state.active &= finite
         state.dropped |= ~finite
-        gradient = torch.where(state.active[:, None], gradient, 0.0)
+        if gradient.device.type != "cpu" or not bool(state.active.all()):  # the rule, unless the host knows better
+            gradient = torch.where(state.active[:, None], gradient, 0.0)
         if self._clip is not None:
             gradient = gradient * (self._clip / norm.clamp(min=self._clip)).nan_to_num().to(gradient.dtype)[:, None]
         rate = torch.where(state.active, self._rates * self._rate, 0.0).to(gradient.dtype)
