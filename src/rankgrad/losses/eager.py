@@ -21,10 +21,7 @@ def has_kernel(
     units: bool = False,
 ) -> bool:
     """Whether `list_loss` takes these scores [..., L] ([..., L, K] with `units`); `numbers` are what labels are compared with."""
-    dim = -2 if units else -1
-    if not in_one_launch(backend, scores, weights, longest, *numbers, dim=dim):
-        return False
-    return has_values(scores)
+    return in_one_launch(backend, scores, weights, longest, *numbers, dim=-2 if units else -1) and has_values(scores)
 
 
 def list_loss(
