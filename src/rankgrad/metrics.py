@@ -128,8 +128,8 @@ def reciprocal_rank(
     if _has_kernel(backend, scores, threshold):
         return _by_kernel("mrr", scores, labels, mask, k, empty, check, option=positive("threshold", threshold))
     lists, relevant, total = _relevance(scores, labels, mask, threshold, check)
-    hits = _ranked(relevant, lists).double()
-    return _finish(top(hits / ranks(hits), k).amax(-1), lists, total == 0, empty)
+    by_rank = top(ranks(relevant, torch.float64).reciprocal(), k)
+    return _finish(torch.where(_ranked(relevant, lists), by_rank, 0.0).amax(-1), lists, total == 0, empty)
 
 
 @explained
@@ -353,7 +353,7 @@ def _own_metric(function: Callable[..., Any], gain: Gain) -> Metric:
 
 
 def _has_kernel(backend: str, scores: Tensor, *numbers: float) -> bool:
-    return in_one_launch(backend, scores, None, LONGEST_COMPARED, *numbers) and has_values(scores)
+    return has_values(scores) and in_one_launch(backend, scores, None, LONGEST_COMPARED, *numbers)
 
 
 def _by_kernel(

@@ -75,9 +75,9 @@ def checked_table(gain: Any) -> tuple[float, ...]:
 
 def discounts(length: int, k: int | None, device: torch.device) -> Tensor:
     """d(1), ..., d(length), 0 beyond rank k, [length] float64."""
-    ranks = torch.arange(1, length + 1, dtype=torch.float64, device=device)
-    values = 1 / torch.log2(ranks + 1)
-    return values if k is None else values * (ranks <= k)
+    below = torch.arange(2, length + 2, dtype=torch.float64, device=device)  # j + 1
+    values = below.log2().reciprocal()
+    return values if k is None else values * (below <= k + 1)
 
 
 def ideal_dcg(gain_values: Tensor, k: int | None) -> Tensor:
@@ -86,14 +86,14 @@ def ideal_dcg(gain_values: Tensor, k: int | None) -> Tensor:
     return (best * discounts(best.shape[-1], k, best.device)).sum(-1)
 
 
-def ranks(values: Tensor) -> Tensor:
-    """1, 2, ..., L along the last dimension of `values`, in their dtype."""
-    return torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
+def ranks(values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """1, 2, ..., L along the last dimension of `values`, in their dtype unless another is given."""
+    return torch.arange(1, values.shape[-1] + 1, dtype=dtype or values.dtype, device=values.device)
 
 
 def top(values: Tensor, k: int | None) -> Tensor:
     """The values at ranks up to k, 0 below."""
-    return values if k is None else values * (ranks(values) <= k).to(values.dtype)
+    return values if k is None else values * (ranks(values) <= k)
 
 
 def cascade(stops: Tensor, k: int | None, *, constant: bool = False) -> Tensor:

@@ -21,7 +21,7 @@ def has_kernel(
     units: bool = False,
 ) -> bool:
     """Whether `list_loss` takes these scores [..., L] ([..., L, K] with `units`); `numbers` are what labels are compared with."""
-    return in_one_launch(backend, scores, weights, longest, *numbers, dim=-2 if units else -1) and has_values(scores)
+    return has_values(scores) and in_one_launch(backend, scores, weights, longest, *numbers, dim=-2 if units else -1)
 
 
 def list_loss(
