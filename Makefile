@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo docs test test-compile test-fast test-install lint format clean
+.PHONY: chaos demo docs nightly test test-compile test-fast test-install lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/rankgrad demo
@@ -15,6 +15,10 @@ test: $(VENV)/.installed-test lint
 # Every loss and metric through torch.compile's code generator: minutes, and it needs a C++ compiler.
 test-compile: $(VENV)/.installed-test
 	COMPILE_BACKEND=inductor OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q tests/test_compile.py
+
+# Promises with a number each, tried many times; both write docs/reliability.md and take well under an hour on two cores.
+chaos nightly: $(VENV)/.installed-test
+	$(BIN)/python -m reliability $@
 
 # The daily loop: under two minutes on two cores.
 test-fast: $(VENV)/.installed-test
