@@ -2,7 +2,14 @@
 
 
 class InterruptedRunError(Exception):
-    """The run was asked to stop, or lost a process, and has saved where it stands."""
+    """The run was asked to stop, or lost a process, and has saved where it stands.
+
+    `status`: what the command ends with, 128 and the number of the signal, as a shell counts: 143 after SIGTERM.
+    """
+
+    def __init__(self, message: str = "", status: int = 130) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class NonFiniteError(ValueError):

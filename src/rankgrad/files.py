@@ -3,13 +3,14 @@
 No pickle is ever loaded. A file that was cut short or changed later is refused by name. Equal contents give equal bytes.
 """
 
+import ctypes
 import hashlib
 import json
 import os
 import shutil
-import uuid
+import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +24,153 @@ ENTRY = "rankgrad"  # of the file's metadata
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file, in one or in parts, so that after any crash either the old or the new content is there, whole."""
+    """Write a file, in one or in parts, so that after any crash either the old or the new content is there, whole.
+
+    What a killed process has left is written over; another process that is writing the same file now is a ValueError.
+    """
+    parts = [content] if isinstance(content, bytes) else content
+    try:
+        if stat.S_ISCHR(path.lstat().st_mode):  # /dev/null, /dev/full: they take what they are given, and stay
+            with path.open("wb") as device:
+                device.writelines(parts)
+            return
+    except FileNotFoundError:
+        pass
     temporary = path.with_name(f".{path.name}.writing")
     try:
-        with temporary.open("wb") as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        if temporary.is_symlink():
+            temporary.unlink()  # not ours: it would be written where it points
+        number = _hold(temporary, os.O_WRONLY | os.O_CREAT, path)
+        try:
+            with open(number, "wb") as file:
+                file.truncate()
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+                temporary.replace(path)  # before it is closed, which lets go of it
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise OSError(error.errno, f"{error.strerror}; the file was left as it was", str(path)) from None
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     fsync_folder(path.parent)
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """A new folder to fill beside the target; at the end it replaces the target, after an error it is removed."""
+def beside(target: Path) -> Iterator[Path]:
+    """An empty folder beside the target, for this process alone; gone at the end unless it was renamed.
+
+    It is always called the same, so that what a killed process has left there does not stay.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    building = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
-    building.mkdir()  # beside the target: renaming is atomic within a file system only
+    building = target.with_name(f".{target.name}.building")  # renaming is atomic within a file system only
+    number = _hold_folder(building, target)
     try:
+        for rest in building.iterdir():
+            shutil.rmtree(rest) if rest.is_dir() and not rest.is_symlink() else rest.unlink()
         yield building
-        if target.exists():
-            _swap(building, target)
-        else:
-            building.rename(target)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
+    finally:
+        if _names(building, number):
+            shutil.rmtree(building, ignore_errors=True)
+        os.close(number)
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A new folder to fill beside the target; at the end it replaces the target, after an error it is removed.
+
+    At every moment the target is the old folder or the new one, whole. Another process that replaces it now is a ValueError.
+    """
+    with beside(target) as building:
+        _recover(target)
+        with locked(target) if target.exists() else nullcontext():
+            yield building
+            for path in (*building.rglob("*"), building):
+                _fsync(path)
+            if not target.exists():
+                building.rename(target)
+            elif _exchange(building, target):
+                shutil.rmtree(building, ignore_errors=True)  # the old folder, which we hold: nobody takes it for theirs
+            else:
+                _swap(building, target)
+        fsync_folder(target.parent)
+
+
+@contextmanager
+def locked(folder: Path, *, make: bool = False) -> Iterator[None]:
+    """Keep other processes out of a folder, one at a time: for whoever comes second it is a ValueError.
+
+    Nothing is written, and the kernel lets go when the process ends, however it does: there is no lock to be left behind.
+    """
+    number = _hold_folder(folder, folder) if make else _hold(folder, os.O_RDONLY, folder)
+    try:
+        yield
+    finally:
+        os.close(number)
+
+
+def _hold_folder(folder: Path, wanted: Path) -> int:
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # another process has removed it
+            return _hold(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, wanted)
+
+
+def _hold(path: Path, flags: int, wanted: Path) -> int:
+    """Open a file or folder that no other process holds; until it is closed nobody else can."""
+    while True:
+        number = os.open(path, flags, 0o666)
+        try:
+            _lock(number)
+            if _names(path, number):
+                return number
+        except BlockingIOError:
+            os.close(number)
+            raise ValueError(
+                f"{wanted} is in use: another process is writing it; expected to be the only one; wait until that has ended, or "
+                "choose another name"
+            ) from None
+        except BaseException:
+            os.close(number)
+            raise
+        os.close(number)  # renamed or removed by the process that had it until now
+
+
+def _lock(number: int) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         raise
+    except OSError:
+        pass  # a file system that has no locks, some of a network: as it was before there were any
+
+
+def _names(path: Path, number: int) -> bool:
+    """Whether a path is that of an open file."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(number))
+    except FileNotFoundError:
+        return False
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change their names in one moment; False where the system or the file system cannot."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    done: int = rename(here, os.fsencode(one), here, os.fsencode(other), exchange)
+    return done == 0
 
 
 def _swap(building: Path, target: Path) -> None:
-    old = building.with_name(building.name + ".old")
+    """The same in two moves; killed between them, the next process moves the old folder back."""
+    old = _old(target)
     target.rename(old)
     try:
         building.rename(target)
@@ -66,6 +178,17 @@ def _swap(building: Path, target: Path) -> None:
         old.rename(target)
         raise
     shutil.rmtree(old)
+
+
+def _recover(target: Path) -> None:
+    old = _old(target)
+    if old.exists() and not target.exists():
+        old.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _old(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -118,7 +241,11 @@ def unpack(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]
 
 def fsync_folder(folder: Path) -> None:
     """Make renames in a folder survive a power cut."""
-    number = os.open(folder, os.O_RDONLY)
+    _fsync(folder)
+
+
+def _fsync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:

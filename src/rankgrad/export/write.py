@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from rankgrad.export.check import agreement
 from rankgrad.export.onnx import onnx_scores, read_onnx, write_onnx
 from rankgrad.export.program import program_scores, read_program, write_program
 from rankgrad.export.solr import solr_scores, write_solr
-from rankgrad.files import fsync_folder
+from rankgrad.files import beside, fsync_folder
 from rankgrad.ranker import Ranker
 
 
@@ -54,10 +53,8 @@ def export_ranker(
     target, kind = Path(path), FORMATS[one_of("form", form, FORMATS)]
     expect_new_file(target, overwrite=overwrite)
     facts = describe(ranker)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{target.name}.", dir=target.parent
-    ) as folder:  # renaming is atomic within a disk
-        file = Path(folder) / target.name
+    with beside(target) as folder:
+        file = folder / target.name
         kind.write(ranker, file, facts)
         found = agreement(ranker, kind.scores(file), missing=kind.missing)
         with file.open("rb+") as written:

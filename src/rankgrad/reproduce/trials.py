@@ -32,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from rankgrad.checks import one_of, whole
 from rankgrad.errors import InterruptedRunError
-from rankgrad.files import write_atomically
+from rankgrad.files import locked, write_atomically
 from rankgrad.reproduce.data import (
     Fold,
     absolute,
@@ -105,8 +105,11 @@ class Trial:
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def open_experiment(request: Request, kind: str, *, quiet: bool) -> Experiment:
-    """The folder that was asked for, with its lists read; `kind` begins its name where none was given."""
+def open_experiment(request: Request, kind: str, held: contextlib.ExitStack, *, quiet: bool) -> Experiment:
+    """The folder that was asked for, with its lists read; `kind` begins its name where none was given.
+
+    Until `held` is closed another process that asks for the same folder is refused.
+    """
     one_of("--recipe", request.recipe, TABLE_RECIPES)
     whole("--seeds", request.seeds, 1)
     whole("--jobs", request.jobs, 1)
@@ -124,7 +127,7 @@ def open_experiment(request: Request, kind: str, *, quiet: bool) -> Experiment:
         "epochs": request.epochs,
         "device": device,
     }
-    with _settled(out, settings):
+    with _settled(out, settings, held):
         folds = tuple(_read(out / "data", source, dataset, number, request, quiet) for number in numbers)
     return Experiment(request, out, dataset, source, device, folds)
 
@@ -135,7 +138,7 @@ def _default_name(kind: str, dataset: str | None, source: str, request: Request)
 
 
 @contextlib.contextmanager
-def _settled(out: Path, settings: dict[str, Any]) -> Iterator[None]:
+def _settled(out: Path, settings: dict[str, Any], held: contextlib.ExitStack) -> Iterator[None]:
     """Make the folder or go on in it; other settings are refused. A new folder none of whose lists can be read is removed."""
     file = out / "settings.json"
     new = not file.exists()
@@ -144,6 +147,8 @@ def _settled(out: Path, settings: dict[str, Any]) -> Iterator[None]:
         if out.exists() and (not out.is_dir() or any(path.name[0] != "." for path in out.iterdir())):
             raise ValueError(f"{out} exists and holds no table; expected a new folder; choose another --out")
         out.mkdir(parents=True, exist_ok=True)
+    held.enter_context(locked(out))
+    if new:
         write_atomically(file, (json.dumps(settings, indent=2) + "\n").encode())
     else:
         _expect_same(file, settings)
@@ -257,7 +262,8 @@ def run_trials(experiment: Experiment, trials: Sequence[Trial], *, quiet: bool) 
         killed = "a training process was killed, for lack of memory perhaps"
         raise InterruptedRunError(
             f"{killed if isinstance(error, BrokenProcessPool) else 'stopped'}; {before + count - len(failed)} of {len(trials)} "
-            "trials are finished and kept; go on by giving the same command again"
+            "trials are finished and kept; go on by giving the same command again",
+            getattr(error, "status", 130),
         ) from None
     return results, failed
 
@@ -354,7 +360,7 @@ def _train_all(trials: Sequence[Trial], jobs: int) -> Generator[tuple[Trial, dic
     context.set_forkserver_preload([__name__])
     stop, running = context.Pipe(duplex=False)  # the workers stop when `running` is closed, by us or by our death
     pool = ProcessPoolExecutor(min(jobs, len(trials)), context, initializer=_start_worker, initargs=(stop,))
-    with _sigterm_as_ctrl_c():
+    with _stopped_by_sigterm():
         try:
             futures = {pool.submit(_train_in_worker, trial): trial for trial in trials}
             for future in as_completed(futures):
@@ -367,11 +373,15 @@ def _train_all(trials: Sequence[Trial], jobs: int) -> Generator[tuple[Trial, dic
 
 
 @contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
+def _stopped_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def stop(number: int, _: object) -> None:
+        raise InterruptedRunError(status=128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
@@ -431,9 +441,10 @@ def train_rows(
     joining: Iterable[str] = (),
 ) -> Outcome:
     """Every row on every fold with every seed; rows that are `joining` are not trained, and included if they have been."""
-    experiment = open_experiment(request, kind, quiet=quiet)
-    trials = trials_of(experiment, rows)
-    results, failed = run_trials(experiment, trials, quiet=quiet)
+    with contextlib.ExitStack() as held:
+        experiment = open_experiment(request, kind, held, quiet=quiet)
+        trials = trials_of(experiment, rows)
+        results, failed = run_trials(experiment, trials, quiet=quiet)
     known = {row for row, _, _ in results}
     for row in joining:
         if row in known and row not in rows:

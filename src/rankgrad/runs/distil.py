@@ -16,10 +16,11 @@ import torch
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import read_splits
 from rankgrad.data.scaling import fit_scaling
+from rankgrad.files import replacing
 from rankgrad.ranker import Ranker
 from rankgrad.runs import folder as files
 from rankgrad.runs.ensemble import Ensemble, Network, open_run
-from rankgrad.runs.run import Event, Finished, Run, ScoringRun, begin_run
+from rankgrad.runs.run import Event, Finished, Run, ScoringRun, Started, settled
 from rankgrad.runs.significance import compare
 from rankgrad.runs.trees import write_models
 from rankgrad.training.build import make_device, make_objectives, make_state
@@ -56,19 +57,21 @@ def distil(
     - `given`, `settings`: values of a configuration by key, and texts SECTION.KEY=VALUE, that change what is trained.
     - `networks`: those of your own that the runs were trained with, as in `open_run`.
 
-    A run that fails or is interrupted leaves no folder behind.
+    The folder appears whole, at the end; a run that fails or is interrupted leaves none behind.
     """
     together = Ensemble.open(folders, networks)
     teacher: ScoringRun | Ensemble = together if len(folders) > 1 else together.runs[0]
     config = student_config(together.runs[0].config, data, into, given or {}, settings)
-    started = begin_run(out, config, None)
-    try:
-        yield started
-        with threads_and_precision(started.config.train.threads, started.config.train.precision):
-            yield from _distil(teacher, together.runs, started.config, out)
-    except BaseException:
-        files.discard_unlearned(out)
-        raise
+    config = settled(config)
+    files.expect_new(out)
+    with replacing(
+        out
+    ) as building:  # at once: half of it could be taken for a run to resume, which would learn the labels
+        files.make_folder(building, config)
+        yield Started(out, config)
+        with threads_and_precision(config.train.threads, config.train.precision):
+            report = yield from _distil(teacher, together.runs, config, building)
+    yield Finished({"run": str(out), **report})
 
 
 def student_config(teacher: Config, data: str, into: str, given: Mapping[str, Any], settings: Sequence[str]) -> Config:
@@ -98,7 +101,7 @@ def student_config(teacher: Config, data: str, into: str, given: Mapping[str, An
 
 def _distil(
     teacher: ScoringRun | Ensemble, teachers: Sequence[ScoringRun], config: Config, out: Path
-) -> Iterator[Event]:
+) -> Generator[Event, None, dict[str, Any]]:
     begin = time.perf_counter()
     lists = _read(teachers[0], config)
     targets = _targets(teacher, {name: part for name, part in lists.items() if name != "test"})
@@ -129,7 +132,7 @@ def _distil(
         distilled |= {
             f"quality_{key}": value for key, value in dataclasses.asdict(compare(results[split][metric], best)).items()
         }
-    report = files.write_results(
+    return files.write_results(
         out,
         measured,
         results,
@@ -147,7 +150,6 @@ def _distil(
         threads=config.train.threads,
         scores=scores[split],
     )
-    yield Finished({"run": str(out), **report})
 
 
 def _read(teacher: ScoringRun, config: Config) -> dict[str, RankingDataset]:

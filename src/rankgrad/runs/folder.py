@@ -99,11 +99,21 @@ def expect_finished(folder: Path, needed: str = REPORT) -> None:
 
 
 def make_folder(folder: Path, config: Config) -> None:
-    """Begin a run: a new folder with its configuration."""
+    """Begin a run: its configuration in a new folder, which `begin_run` has locked."""
+    expect_new(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        write_atomically(folder / CONFIG, dumps(config).encode())
+    except OSError:
+        with contextlib.suppress(OSError):  # a folder that was there before, with something in it
+            folder.rmdir()
+        raise
+
+
+def expect_new(folder: Path) -> None:
+    """Refuse a folder for a new run that holds something."""
     if folder.exists() and (not folder.is_dir() or any(path.suffix != ".writing" for path in folder.iterdir())):
         raise ValueError(f"{folder} exists already; expected a new folder; choose another --out, or --resume {folder}")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / CONFIG, dumps(config).encode())
 
 
 def rewrite_config(folder: Path, config: Config) -> None:
@@ -461,6 +471,11 @@ def discard_unlearned(folder: Path) -> None:
     if Checkpoints(folder).exist():
         return
     with contextlib.suppress(OSError):  # a folder that cannot be removed stays
-        for name in (HISTORY, INIT, CONFIG):
-            (folder / name).unlink(missing_ok=True)
+        written = (HISTORY, INIT, TREES, QUERIES, SCORES, "model*", ".*.writing")
+        for path in [path for pattern in written for path in folder.glob(pattern)]:
+            path.unlink()
+        for path in folder.glob(".scaled-*"):
+            shutil.rmtree(path)
+        if [path.name for path in folder.iterdir()] == [CONFIG]:  # without it, what somebody put there would be no run
+            (folder / CONFIG).unlink()
         folder.rmdir()

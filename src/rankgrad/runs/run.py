@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +24,7 @@ from rankgrad.data.categories import Levels
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import check_source, read_lists
 from rankgrad.errors import InterruptedRunError, NonFiniteError
-from rankgrad.files import pack, unpack, write_atomically
+from rankgrad.files import locked, pack, unpack, write_atomically
 from rankgrad.ranker import Ranker
 from rankgrad.runs import folder as files
 from rankgrad.runs.load import load
@@ -82,12 +83,15 @@ def train_run(
     - `read`: gives its lists; whoever trains many runs on the same lists need not read them again for each.
 
     SIGTERM and Ctrl-C let the current step finish, save, and raise `InterruptedRunError`; so does the loss of another
-    process of the run. A new run that fails before it has learned anything leaves no folder behind.
+    process of the run. A new run that fails before it has learned anything leaves no folder behind. While it trains, another
+    process that would train in the same folder is refused.
     """
     if model is None and config is not None and is_own(config.model.kind):
         model = import_network(config.model.kind)
-    with Signals(folder) as signals, distributed.process_group() as (rank, world):
-        started, place = distributed.from_first(lambda: _begin(folder, config, epochs, loss, model), _sent, _received)
+    with Signals(folder) as signals, distributed.process_group() as (rank, world), ExitStack() as held:
+        started, place = distributed.from_first(
+            lambda: _begin(folder, config, epochs, loss, model, held), _sent, _received
+        )
         signals.listen()  # not before: nothing interrupts the wait for the other processes
         fresh, (folder, config, _) = config is not None, started
         try:
@@ -110,18 +114,20 @@ def train_run(
 
 
 def _begin(
-    folder: Path, config: Config | None, epochs: int | None, loss: OwnLoss, model: OwnModel
+    folder: Path, config: Config | None, epochs: int | None, loss: OwnLoss, model: OwnModel, held: ExitStack
 ) -> tuple[Started, Path]:
     """Begin a run, go on with one, or extend one; and where it writes."""
     if config is not None and epochs is not None:
         raise ValueError("epochs= extends a finished run; expected no configuration with it; set train.epochs there")
     if config is None and (epochs is not None or files.is_extending(folder)):
-        return _begin_extension(folder, epochs, model), files.extension(folder)
-    return begin_run(folder, config, loss, model), folder
+        return _begin_extension(folder, epochs, model, held), files.extension(folder)
+    return begin_run(folder, config, held, loss, model), folder
 
 
-def _begin_extension(folder: Path, epochs: int | None, model: OwnModel) -> Started:
+def _begin_extension(folder: Path, epochs: int | None, model: OwnModel, held: ExitStack) -> Started:
     """Make the folder of the longer run within that of the finished one, or look at it."""
+    files.read_config(folder)  # refuses what is no run
+    held.enter_context(locked(folder))
     config, place = files.read_config(folder), files.extension(folder)
     expect_own(config, model, str(folder))
     had = config.train.epochs
@@ -163,14 +169,20 @@ def _begin_extension(folder: Path, epochs: int | None, model: OwnModel) -> Start
 
 
 def _remove_strays(folder: Path) -> None:
-    """What processes left that were killed while they read."""
+    """What processes left that were killed while they read or wrote; the folder is locked, so that none of them is at work."""
     for stray in folder.glob(".scaled-*"):
         shutil.rmtree(stray)
+    for half in folder.glob(".*.writing"):
+        half.unlink()
 
 
-def begin_run(folder: Path, config: Config | None, loss: OwnLoss = None, model: OwnModel = None) -> Started:
-    """Make the folder of a new run, or look at that of one to resume."""
+def begin_run(
+    folder: Path, config: Config | None, held: ExitStack, loss: OwnLoss = None, model: OwnModel = None
+) -> Started:
+    """Make the folder of a new run, or look at that of one to resume; until `held` is closed no other process can."""
     if config is None:
+        files.read_config(folder)  # refuses what is no run
+        held.enter_context(locked(folder))
         config = files.read_config(folder)
         if files.is_finished(folder):
             further = f"; --epochs above {config.train.epochs} would train it further"
@@ -182,6 +194,24 @@ def begin_run(folder: Path, config: Config | None, loss: OwnLoss = None, model: 
         if config.train.init is not None and not (folder / files.INIT).is_file():  # it was killed before it had a copy
             write_atomically(folder / files.INIT, files.read_start(Path(config.train.init)).packed())
         return Started(folder, config)
+    config = settled(config, loss, model)
+    files.expect_new(folder)
+    if config.train.init is None:
+        held.enter_context(locked(folder, make=True))
+        files.make_folder(folder, config)
+        return Started(folder, config)
+    start = files.read_start(Path(config.train.init))
+    config = replaced(config, "train.init", os.path.abspath(config.train.init))
+    config = replaced(config, "data.scaling", start.scaling.kind)
+    held.enter_context(locked(folder, make=True))
+    files.make_folder(folder, config)
+    write_atomically(folder / files.INIT, start.packed())
+    note = f"it starts from the weights of {start.source} and keeps its scaling ({start.scaling.kind}), which they depend on"
+    return Started(folder, config, note)
+
+
+def settled(config: Config, loss: OwnLoss = None, model: OwnModel = None) -> Config:
+    """The configuration that a new run is begun with: validated, its lists looked for, what is the caller's own named."""
     if loss is not None:
         _, at, depth = config.loss.names[0].partition("@")
         config = replaced(config, "loss.name", f"{as_spec(loss).name}{at}{depth}")
@@ -195,16 +225,7 @@ def begin_run(folder: Path, config: Config | None, loss: OwnLoss = None, model: 
     check_source(source, fold=config.data.fold)
     if Path(source).exists():  # so that the run can be resumed from any working directory
         config = replaced(config, "data.path", os.path.abspath(source))
-    if config.train.init is None:
-        files.make_folder(folder, config)
-        return Started(folder, config)
-    start = files.read_start(Path(config.train.init))
-    config = replaced(config, "train.init", os.path.abspath(config.train.init))
-    config = replaced(config, "data.scaling", start.scaling.kind)
-    files.make_folder(folder, config)
-    write_atomically(folder / files.INIT, start.packed())
-    note = f"it starts from the weights of {start.source} and keeps its scaling ({start.scaling.kind}), which they depend on"
-    return Started(folder, config, note)
+    return config
 
 
 def _sent(begun: tuple[Started, Path]) -> bytes:

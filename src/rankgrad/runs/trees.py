@@ -8,6 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,22 +75,23 @@ def grow_run(folder: Path, config: Config | None = None) -> Iterator[Started | G
     fresh = config is not None
     if config is not None:
         config = replaced(config, "train.device", "cpu")
-    started = begin_run(folder, config)
-    try:
-        yield started
-        with Signals(folder) as signals, threads_and_precision(started.config.train.threads, "float32"):
-            signals.listen()
-            yield from _grow_run(started.folder, started.config)
-    except InterruptedRunError:
-        raise
-    except KeyboardInterrupt:
-        if fresh:
-            files.discard_unlearned(folder)
-        raise InterruptedRunError("stopped before the first trees were grown; nothing was kept") from None
-    except Exception:
-        if fresh:
-            files.discard_unlearned(folder)
-        raise
+    with Signals(folder) as signals, ExitStack() as held:
+        started = begin_run(folder, config, held)
+        try:
+            yield started
+            with threads_and_precision(started.config.train.threads, "float32"):
+                signals.listen()
+                yield from _grow_run(started.folder, started.config)
+        except InterruptedRunError:
+            raise
+        except KeyboardInterrupt:
+            if fresh:
+                files.discard_unlearned(folder)
+            raise InterruptedRunError("stopped before the first trees were grown; nothing was kept") from None
+        except Exception:
+            if fresh:
+                files.discard_unlearned(folder)
+            raise
 
 
 def boosting_of(config: Config) -> Boosting:

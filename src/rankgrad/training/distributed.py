@@ -144,6 +144,7 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
 
     def __init__(self, out: Path) -> None:
         self.received = False
+        self.status = 130  # of the command after the signal that came: 128 and its number
         self.patient = False
         self._out = out
         self._before: dict[int, Any] = {}
@@ -159,15 +160,18 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
         if self.received:
             self.handle()
 
-    def handle(self, *_: Any) -> None:
+    def handle(self, number: int | None = None, _: Any = None) -> None:
         """Handle a signal."""
         again, self.received = self.received, True
+        self.status = self.status if number is None else 128 + number
         if self.patient and not again:
             _say("stopping after this step")
         if not self.patient:
             raise InterruptedRunError(f"stopped; nothing is lost; go on with: rankgrad train --resume {self._out}")
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, InterruptedRunError):
+            error.status = self.status
         for number, handler in self._before.items():
             # torchrun sends SIGTERM to all when it has lost one: a process that is leaving must still report why.
             leaving = number == signal.SIGTERM and _launched() and isinstance(error, InterruptedRunError)
