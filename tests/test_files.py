@@ -2,12 +2,14 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from rankgrad.files import load_tensors, pack, save_tensors, write_atomically
+from rankgrad import files
+from rankgrad.files import beside, load_tensors, locked, pack, replacing, save_tensors, write_atomically
 
 
 def tensors(value):
@@ -96,3 +98,88 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
             write_atomically(path, b"new")
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+# --- one process at a time --------------------------------------------------------------------------------------------
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def fill(target, text):
+    with replacing(target) as building:
+        (building / "a.txt").write_text(text)
+
+
+@pytest.mark.parametrize("exchanged", [True, False], ids=["exchanged", "in two moves"])
+def test_a_folder_is_replaced_and_nothing_stays_beside_it(tmp_path, monkeypatch, exchanged):
+    if not exchanged:
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    for text in ("first", "second", "third"):
+        fill(tmp_path / "x", text)
+        assert contents(tmp_path) == {"x/a.txt": text}
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "x") as building:
+        (building / "a.txt").write_text("half")
+        raise ZeroDivisionError
+    assert contents(tmp_path) == {"x/a.txt": "third"} and [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_a_killed_process_left_does_not_pile_up(tmp_path):
+    (tmp_path / ".x.building" / "deep").mkdir(parents=True)
+    (tmp_path / ".x.building" / "deep" / "half").write_text("half")
+    (tmp_path / ".x.building" / "link").symlink_to(tmp_path)
+    fill(tmp_path / "x", "whole")
+    assert contents(tmp_path) == {"x/a.txt": "whole"}
+    (tmp_path / ".y.writing").write_text("longer than what is written now")
+    write_atomically(tmp_path / "y", b"short")
+    assert contents(tmp_path) == {"x/a.txt": "whole", "y": "short"}
+
+
+def test_killed_between_two_moves_the_old_folder_comes_back(tmp_path):
+    fill(tmp_path / "x", "old")
+    (tmp_path / "x").rename(tmp_path / ".x.old")
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "x"):
+        raise ZeroDivisionError
+    assert contents(tmp_path) == {"x/a.txt": "old"} and [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_the_second_is_refused_until_the_first_has_ended(tmp_path):
+    fill(tmp_path / "x", "old")
+    with locked(tmp_path / "x"):
+        for attempt in (lambda: fill(tmp_path / "x", "new"), lambda: locked(tmp_path / "x").__enter__()):
+            with pytest.raises(ValueError, match=r"/x is in use.*another process"):
+                attempt()
+        fill(tmp_path / "y", "another folder")
+    with replacing(tmp_path / "z"), pytest.raises(ValueError, match=r"/z is in use"), beside(tmp_path / "z"):
+        pass
+    fill(tmp_path / "x", "new")
+    assert contents(tmp_path) == {"x/a.txt": "new", "y/a.txt": "another folder"}
+
+
+def test_two_that_write_one_file_do_not_mix(tmp_path):
+    path = tmp_path / "x"
+
+    def slowly():
+        yield b"first "
+        with pytest.raises(ValueError, match=r"/x is in use"):
+            write_atomically(path, b"second")
+        yield b"whole"
+
+    write_atomically(path, slowly())
+    assert contents(tmp_path) == {"x": "first whole"}
+
+
+def test_a_link_in_the_way_is_not_written_through(tmp_path):
+    (tmp_path / "elsewhere").write_text("mine")
+    (tmp_path / ".x.writing").symlink_to(tmp_path / "elsewhere")
+    write_atomically(tmp_path / "x", b"new")
+    assert contents(tmp_path) == {"elsewhere": "mine", "x": "new"} and not (tmp_path / ".x.writing").exists()
+
+
+def test_a_device_stays_a_device():
+    full, null = Path("/dev/full"), Path("/dev/null")
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(full, b"much")
+    write_atomically(null, [b"a", b"b"])
+    assert full.is_char_device() and null.is_char_device()

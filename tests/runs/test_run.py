@@ -561,6 +561,22 @@ def test_a_new_run_touches_nothing_that_exists(tmp_path):
     assert not list((tmp_path / "empty").glob(".*"))
 
 
+def test_one_process_trains_in_a_folder_at_a_time(whole, tmp_path):
+    out = tmp_path / "run"
+    events = train_run(out, CONFIG)
+    next(event for event in events if isinstance(event, Epoch))
+    for second, said in ((train_run(out), "run is in use"), (train_run(out, CONFIG), "exists already")):
+        with pytest.raises(ValueError, match=said):
+            next(second)
+    events.close()
+    resumed(out)
+    assert_same_run(out, whole)
+    more = train_run(out, epochs=4)
+    next(more)
+    with pytest.raises(ValueError, match="run is in use"):
+        next(train_run(out))
+
+
 def test_a_new_run_refuses_what_cannot_be_trained_and_leaves_nothing(tmp_path):
     for config in (
         dataclasses.replace(CONFIG, data=Data(str(tmp_path / "nowhere"))),
