@@ -105,6 +105,9 @@ def _perturbed(lists: Lists, options: SortOptions, shape: torch.Size) -> Tensor:
     lowest = scores.masked_fill(~mask, torch.finfo(scores.dtype).max).amin(-1, keepdim=True)
     # The lowest score's own shift is constant: letting 1 / eps enter its gradient only to cancel would drown the rest.
     at_lowest = ~mask | (scores <= lowest)
-    shifted = torch.where(at_lowest, 1e-10, scores - lowest + 1e-10)
+    # Differences of the largest scores overflow: those lists are halved, and their logarithms get log 2 back.
+    half = torch.where(scores.detach().amax(-1, keepdim=True) - lowest <= torch.finfo(scores.dtype).max, 1.0, 0.5)
+    half = half.to(scores.dtype)
+    shifted = torch.where(at_lowest, 1e-10, half * scores - half * lowest + 1e-10)
     scale = beta if options.perturb == "paper" else 1.0
-    return torch.where(mask, scale * shifted.log() + noise, 0.0)
+    return torch.where(mask, scale * (shifted.log() - half.log()) + noise, 0.0)
