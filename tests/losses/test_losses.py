@@ -241,6 +241,17 @@ def test_a_weight_of_zero_is_as_if_the_document_were_not_there(name):
     close(grad, without_grad)
 
 
+@pytest.mark.parametrize("name", ["rmse", "bce", "ordinal", "ranknet", "query_rmse"])
+@pytest.mark.parametrize("check", [None, False])
+def test_the_score_of_a_document_that_weighs_nothing_cannot_matter(name, check):
+    scores, labels = shaped(name, 2, 4), torch.tensor([[0, 1, 2, 0], [1, 0, 0, 3]])
+    weights = torch.tensor([[1.0, 0.0, 1.0, 0.5], [1.0, 2.0, 1.0, 1.0]])
+    value, grad = value_and_grad(LOSSES[name], scores, labels, weights=weights, check=check)
+    scores[0, 1] = 3e38  # would have the whole list scaled down
+    again, again_grad = value_and_grad(LOSSES[name], scores, labels, weights=weights, check=check)
+    assert torch.equal(again, value) and torch.equal(again_grad, grad)
+
+
 @every_weighted_loss
 def test_a_list_of_documents_that_weigh_nothing_does_not_count(name):
     case = Case(name)
@@ -580,7 +591,8 @@ def test_two_thousand_documents(name):
 @pytest.mark.parametrize("options", [{"perturb": "paper"}, {"perturb": "allrank"}, {"log_scores": False}])
 def test_stochastic_form_on_hard_inputs(name, options):
     labels = torch.tensor([[0, 1, 2, 3, 4, 2, 1, 0]]).repeat(2, 1)
-    for scores in (torch.zeros(2, 8), 1e30 * (labels - 2).float(), 1e4 * (2 - labels).float(), shaped(name, 2, 8)):
+    huge = 3.4e38 * (labels - 2).clamp(-1, 1).float()  # whose differences overflow
+    for scores in (torch.zeros(2, 8), 1e30 * (labels - 2).float(), huge, 1e4 * (2 - labels).float(), shaped(name, 2, 8)):
         finite_and_attached(name, scores, labels, samples=3, generator=torch.Generator().manual_seed(0), **options)
     finite_and_attached(name, torch.zeros(3, 0), torch.zeros(3, 0), noise=torch.zeros(2, 3, 0), **options)
 

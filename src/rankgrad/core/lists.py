@@ -88,11 +88,13 @@ def prepare(
     weights: Tensor | None = None,
     sums: bool = False,
     squares: bool = False,
+    leave_out: bool = False,
 ) -> Lists:
     """Validate what a caller gave, zero the padding, choose the computing dtype (float32 at least).
 
     `gain="exp2"`: labels without a gain 2^y - 1 are bad values too, where values are checked; of a table those it has no entry
-    for. `sums`, `squares`: the loss sums scores, or their squares, which must not overflow, see `_summable`.
+    for. `sums`, `squares`: the loss sums scores, or their squares, which must not overflow, see `_summable`. `leave_out`: a document
+    that weighs 0 has no part in the loss, and its score, however large, none in what the others must be scaled by.
     """
     _check_tensors(scores, labels, mask, weights, units)
     checks_values = _checks_values(check, scores)
@@ -117,6 +119,8 @@ def prepare(
             _refuse(wide, labels, weights, mask, gain)
         if is_table(gain):
             _expect_entries(labels, mask, len(checked_table(gain)))
+        if leave_out:
+            lists = _without_weightless(lists)
         if (sums or squares) and largest is not None and largest > _largest_summable(wide.dtype, squares):
             lists = lists._replace(scores=_summable(lists.scores, squares))
         return lists
@@ -125,6 +129,8 @@ def prepare(
     if weights is not None:
         usable = usable & _is_amount(weights)
     lists = _without(~usable, wide, labels, mask, weights, units)
+    if leave_out:
+        lists = _without_weightless(lists)
     return lists._replace(
         scores=_summable(lists.scores, squares) if sums or squares else lists.scores,
         padding=~mask,
@@ -205,6 +211,15 @@ def _without(
         None,
         weights if weights is None else weights.masked_fill(dropped, 0.0),
     )
+
+
+def _without_weightless(lists: Lists) -> Lists:
+    """The lists with scores of zero at documents that weigh nothing."""
+    if lists.weights is None:
+        return lists
+    weightless = lists.weights == 0
+    units = lists.scores.dim() > weightless.dim()
+    return lists._replace(scores=lists.scores.masked_fill(weightless[..., None] if units else weightless, 0.0))
 
 
 def _is_amount(values: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ def query_rmse(
         return list_loss(
             "query_rmse", scores, labels, mask, torch_path, reduction=reduction, check=check, option=float(count_empty)
         )
-    lists = prepare(scores, labels, mask, check, weights=weights, squares=True)
+    lists = prepare(scores, labels, mask, check, weights=weights, squares=True, leave_out=True)
     error = lists.labels.to(lists.scores.dtype) - lists.scores  # 0 under the padding
     if lists.weights is None:
         mean = error.sum(-1, keepdim=True) / lists.counts.clamp(min=1)[..., None]

@@ -58,7 +58,7 @@ def ranknet(
     k, pairs = cutoff(k), one_of("pairs", pairs, ("any", "both"))
     if choose(backend, scores, weights) == "triton":
         return _by_kernel("ranknet", scores, labels, mask, k, "linear", pairs, reduction, check)
-    lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
+    lists = prepare(scores, labels, mask, check, weights=weights, sums=True, leave_out=k is None)
     counted = _label_pairs(lists) & _top_pairs(lists, k, pairs)
     return _sum_over_pairs(lists, counted.to(lists.scores.dtype), reduction)
 

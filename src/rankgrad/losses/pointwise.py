@@ -86,7 +86,7 @@ def bce(
             bce, labels=labels, mask=mask, threshold=threshold, reduction=reduction, check=False, backend="torch"
         )
         return list_loss("bce", scores, labels, mask, torch_path, reduction=reduction, check=check, option=threshold)
-    lists = prepare(scores, labels, mask, check, weights=weights, sums=True)
+    lists = prepare(scores, labels, mask, check, weights=weights, sums=True, leave_out=True)
     relevant = (lists.labels >= threshold).to(lists.scores.dtype)
     losses = functional.binary_cross_entropy_with_logits(lists.scores, relevant, reduction="none")
     return reduce(_mean_over_documents(losses, lists), has_document(lists.labels, lists.weighing), lists, reduction)
@@ -115,7 +115,7 @@ def ordinal(
     if has_kernel(backend, scores, weights, units=True):
         torch_path = partial(ordinal, labels=labels, mask=mask, reduction=reduction, check=False, backend="torch")
         return list_loss("ordinal", scores, labels, mask, torch_path, reduction=reduction, check=check, units=True)
-    lists = prepare(scores, labels, mask, check, units=True, weights=weights, sums=True)
+    lists = prepare(scores, labels, mask, check, units=True, weights=weights, sums=True, leave_out=True)
     thresholds = torch.arange(lists.scores.shape[-1], device=scores.device)
     exceeds = (lists.labels[..., None] > thresholds).to(lists.scores.dtype)
     losses = functional.binary_cross_entropy_with_logits(lists.scores, exceeds, reduction="none").sum(-1)
