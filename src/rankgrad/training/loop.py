@@ -91,7 +91,8 @@ def _train(
     # Members have rates of their own, of which the schedule gives a share.
     schedule = replace(config.optimiser, lr=1.0) if isinstance(state, MemberState) else config.optimiser
     while not state.finished(settings):
-        reports = StepReports(progress, settings.nonfinite, train_set, device)
+        of_members = isinstance(state, MemberState)
+        reports = StepReports(progress, settings.nonfinite, train_set, device, members=of_members)
         for batch, lists in _epoch_lists(train_set, config, progress, plan, device, rank, world):
             train_step.prepare(learning_rate(schedule, progress, steps, settings.epochs), asked=stop())
             with randomness.at(progress.epoch, progress.step), usable_bfloat16(amp):

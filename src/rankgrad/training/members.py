@@ -33,10 +33,13 @@ from rankgrad.training import distributed
 from rankgrad.training.config import Config, Train
 from rankgrad.training.evaluate import evaluate, mean, metric_that_chooses, metrics_of
 from rankgrad.training.execution import ExecutionPlan
-from rankgrad.training.readback import ALL_DIVERGED
 from rankgrad.training.state import Epoch, Progress
 from rankgrad.training.step import Objective, ScoredBatch, document_weights, sum_weights, weighing
 
+ALL_DIVERGED = (
+    "the loss or gradient of every member became not finite and nothing was learned; lower members.ranges.lr, clip gradients "
+    "with optimiser.clip, or look at the features"
+)
 BETAS, EPSILON = (0.9, 0.99), 1e-8  # of Adam
 FOLDS = 3  # what a random key is for, beside those of data/order
 DOCUMENTS_AT_ONCE = 2**21  # scores of all members together, in evaluation
@@ -149,10 +152,10 @@ class MemberAdam:
 
 
 class MemberStep:
-    """A step of training for all members: a batch -> its report [4] float64, as that of `step.TrainStep` without marks.
+    """A step of training for all members: a batch -> its report [4 + B] float64, as that of `step.TrainStep`.
 
     The report's loss is the mean over members of their losses. A member whose loss or gradient is not finite is dropped for
-    good; the step is refused when none is left.
+    good; the step is refused when none is left. Lists are marked whose loss is not finite for a member that still learns.
     """
 
     def __init__(
@@ -208,6 +211,8 @@ class MemberStep:
         (gradient,) = torch.autograd.grad(values, model.weights, slopes)
         norm = torch.linalg.vector_norm(gradient, dim=1).double()
         finite = (total + norm).isfinite()
+        learning = [torch.where(state.active[at, None], v.detach(), 0.0) for v, (_, at) in zip(values, self._groups)]
+        suspects = ~torch.stack([of_group.sum(0, dtype=torch.float64) for of_group in learning]).sum(0).isfinite()
         state.active &= finite
         state.dropped |= ~finite
         if gradient.device.type != "cpu" or not bool(state.active.all()):  # the rule, unless the host knows better
@@ -223,7 +228,7 @@ class MemberStep:
             report[3].fill_(float(self.asked))
             dist.all_reduce(report)
             report[2] = report[2] >= self._world
-        return report
+        return torch.cat([report, suspects.double()])
 
     def _values(
         self, scores: Tensor, labels: Tensor, mask: Tensor, queries: Tensor, weights: Tensor | None

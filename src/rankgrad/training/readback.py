@@ -12,9 +12,13 @@ from rankgrad.errors import NonFiniteError
 from rankgrad.training.state import Progress
 from rankgrad.training.step import REPORT_HEAD
 
-ALL_DIVERGED = (
-    "the loss or gradient of every member became not finite and nothing was learned; lower members.ranges.lr, clip gradients "
-    "with optimiser.clip, or look at the features"
+REFUSED = (
+    "and the step was refused",
+    "lower the learning rate, clip gradients, or skip such steps with train.nonfinite = 'skip'",
+)
+REFUSED_BY_MEMBERS = (  # which are dropped one by one
+    "for the last members, and every member has been dropped now",
+    "lower members.ranges.lr, or clip gradients with optimiser.clip",
 )
 READ_BACK_LAG = 8  # steps a GPU may be ahead of what the host has read of it
 
@@ -22,7 +26,10 @@ READ_BACK_LAG = 8  # steps a GPU may be ahead of what the host has read of it
 class StepReports:
     """Adds the reports of steps to the progress; raises `NonFiniteError` for a refused step if that stops a run."""
 
-    def __init__(self, progress: Progress, nonfinite: str, data: RankingDataset, device: torch.device) -> None:
+    def __init__(
+        self, progress: Progress, nonfinite: str, data: RankingDataset, device: torch.device, *, members: bool
+    ) -> None:
+        self._what, self._remedy = REFUSED_BY_MEMBERS if members else REFUSED
         self.loss: float | None = None  # the newest that has been read
         self._progress, self._nonfinite, self._query_ids = progress, nonfinite, data.query_ids
         self._lag = 0 if device.type == "cpu" else READ_BACK_LAG
@@ -49,14 +56,11 @@ class StepReports:
             event.synchronize()
         (total, count, refused, stop), suspects = report[:REPORT_HEAD].tolist(), report[REPORT_HEAD:] > 0
         if refused and self._nonfinite == "stop":
-            if not len(suspects):  # of members, which are dropped one by one: none is left
-                raise NonFiniteError(ALL_DIVERGED)
             ids = self._query_ids[_suspected(len(self._query_ids), queries, suspects.to(queries.device))].tolist()
             more = f" and {len(ids) - 100} more" if len(ids) > 100 else ""
             raise NonFiniteError(
-                f"the loss or gradient of step {step} in epoch {self._progress.epoch + 1} was not finite and the step was "
-                f"refused; look at {'query' if len(ids) == 1 else 'queries'} {', '.join(map(str, ids[:100]))}{more}, "
-                "lower the learning rate, clip gradients, or skip such steps with train.nonfinite = 'skip'"
+                f"the loss or gradient of step {step} in epoch {self._progress.epoch + 1} was not finite {self._what}; look at "
+                f"{'query' if len(ids) == 1 else 'queries'} {', '.join(map(str, ids[:100]))}{more}, {self._remedy}"
             )
         if refused:
             self._progress.skipped += 1
