@@ -10,6 +10,13 @@ RANDOM_LOSSES = {"xe_ndcg"}  # need `noise=` to be a function of their inputs
 UNITS = 4  # logits per document for `ordinal`
 
 
+def without_seal(config):
+    """The text of a run's config.toml as an earlier version wrote it, which could be edited."""
+    first, *lines, last = config.read_text().splitlines(keepends=True)
+    assert first.startswith("#") and last.startswith("# run ")
+    return "".join(lines)
+
+
 class Case:
     """A batch of lists of unequal length with padding in random places, and what a loss needs besides."""
 

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and tensors with facts in checksummed safetensors.
+"""Files and folders that appear whole or not at all; tensors with facts in checksummed safetensors, facts alone in checksummed JSON.
 
 No pickle is ever loaded. A file that was cut short or changed later is refused by name. Equal contents give equal bytes.
 """
@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from torch import Tensor
 
 FORMAT = 1
 ENTRY = "rankgrad"  # of the file's metadata
+CHECKSUM = "checksum"  # the last key of sealed JSON
+_DIGEST, _TAIL = 64, b'"\n}\n'  # what stands after it
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
@@ -237,6 +239,42 @@ def unpack(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]
     if entry["checksum"] != _checksum(tensors, entry["facts"]):
         raise ValueError(f"{name} was damaged after it was written: its checksum does not match")
     return tensors, json.loads(entry["facts"])
+
+
+def sealed(facts: Mapping[str, Any]) -> bytes:
+    r"""JSON whose last key is a checksum of all bytes before it; `unsealed` reads it.
+
+    >>> print(sealed({"epochs": 3}).decode()[:45])
+    {
+      "epochs": 3,
+      "checksum": "9281602dddc68
+    """
+    words = json.dumps({**facts, CHECKSUM: ""}, indent=2)[: 1 - len(_TAIL)].encode()
+    return words + hashlib.sha256(words).hexdigest().encode() + _TAIL
+
+
+def unsealed(content: bytes, marks: Sequence[str] = ()) -> dict[str, Any]:
+    """What `sealed` was given, with its checksum; a ValueError says what is wrong.
+
+    JSON of earlier versions has no checksum; it is taken as it is where it holds none of `marks`, keys that every sealed file of
+    its kind has. No single change of a sealed file can remove its checksum and these.
+    """
+    words, digest = content[: -_DIGEST - len(_TAIL)], content[-_DIGEST - len(_TAIL) : -len(_TAIL)]
+    whole = content.endswith(_TAIL) and hashlib.sha256(words).hexdigest().encode() == digest
+    facts = parsed_json(content)
+    if not isinstance(facts, dict):
+        raise ValueError("it is not a JSON object")
+    if not whole and (not marks or any(mark in facts for mark in (CHECKSUM, *marks))):
+        raise ValueError("its checksum does not match")
+    return facts
+
+
+def parsed_json(content: bytes | str) -> Any:
+    """JSON of somebody else's; a ValueError where it is none, or nested deeper than anything of ours."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def fsync_folder(folder: Path) -> None:

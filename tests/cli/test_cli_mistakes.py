@@ -8,6 +8,7 @@ import sys
 import pytest
 from cli_cases import COMMAND, letor, lists
 
+from cases import without_seal
 from rankgrad.cli import main
 from rankgrad.errors import InterruptedRunError, OtherProcessError
 
@@ -200,7 +201,7 @@ def test_where_the_first_process_cannot_begin_the_others_leave_in_silence(monkey
 def test_a_key_that_is_gone_is_ignored_in_a_run_with_one_warning(run, data, trained, tmp_path):
     shutil.copytree(trained / "first", tmp_path / "old")
     config = tmp_path / "old" / "config.toml"
-    config.write_text(config.read_text().replace("[train]", '[train]\ncompile = "auto"'))
+    config.write_text(without_seal(config).replace("[train]", '[train]\ncompile = "auto"'))
     code, out, err = run("rank", tmp_path / "old", data / "letor")
     assert (code, out) == (0, run("rank", trained / "first", data / "letor")[1])
     assert err.startswith(f"rankgrad: warning: {config}: train.compile") and err.count("\n") == 1

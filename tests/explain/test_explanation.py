@@ -9,9 +9,10 @@ import pytest
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.explain import attributions, feature_importances
-from rankgrad.explain.explanation import Explanation, Permuted, as_json, explain_runs, read_explanation
+from rankgrad.explain.explanation import Explanation, Permuted, explain_runs, read_explanation
 from rankgrad.runs.elsewhere import keep_scores
 from rankgrad.runs.ensemble import Ensemble, open_run
+from rankgrad.runs.folder import write_sealed
 from rankgrad.runs.run import train_run
 from rankgrad.training.config import Config, Data, Members, Model, Train
 
@@ -166,10 +167,10 @@ def test_a_file_has_no_number_that_json_does_not_know(runs, data):
     example = found.examples[0]
     missing = dataclasses.replace(example.attribution.contributions[0], value=float("nan"))
     odd = dataclasses.replace(example.attribution, contributions=(missing,))
-    text = as_json(dataclasses.replace(found, examples=(dataclasses.replace(example, attribution=odd),)))
-    known = json.loads(text, parse_constant=lambda word: pytest.fail(word))
+    changed = dataclasses.replace(found, examples=(dataclasses.replace(example, attribution=odd),))
+    write_sealed(runs[0], "explanation.json", dataclasses.asdict(changed))
+    known = json.loads((runs[0] / "explanation.json").read_text(), parse_constant=lambda word: pytest.fail(word))
     assert known["examples"][0]["attribution"]["contributions"][0]["value"] is None
-    (runs[0] / "explanation.json").write_text(text)
     assert np.isnan(read_explanation(runs[0]).examples[0].attribution.contributions[0].value)
 
 

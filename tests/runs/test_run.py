@@ -18,6 +18,7 @@ import torch
 
 import children
 import rankgrad
+from cases import without_seal
 from children import INTERRUPTED, REFUSED, Trap
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.synthetic import synthetic
@@ -615,7 +616,7 @@ def test_a_changed_configuration_does_not_fit_the_model(whole, tmp_path):
     folder.mkdir()
     for name in ("model.safetensors", "config.toml"):
         (folder / name).write_bytes((whole / name).read_bytes())
-    (folder / "config.toml").write_text((whole / "config.toml").read_text().replace("hidden = [6]", "hidden = [7]"))
+    (folder / "config.toml").write_text(without_seal(whole / "config.toml").replace("hidden = [6]", "hidden = [7]"))
     with pytest.raises(ValueError, match=r"model.safetensors do not fit \[model\]"):
         Run.open(folder)
 

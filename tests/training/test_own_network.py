@@ -16,6 +16,7 @@ from sklearn.base import clone
 from torch import nn
 
 import rankgrad
+from cases import without_seal
 from rankgrad.cli import main
 from rankgrad.estimator import NeuralRanker
 from rankgrad.export import export_ranker
@@ -205,7 +206,7 @@ def test_a_name_in_a_file_is_never_imported(run, tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text("open('was-here', 'w').close()\nclass Tower: pass\n")
     for path in run.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    text = (tmp_path / "config.toml").read_text()
+    text = without_seal(tmp_path / "config.toml")
     (tmp_path / "config.toml").write_text(text.replace(NAME, "evil:Tower"))
     tensors, facts = load_tensors(tmp_path / "model.safetensors")
     facts |= {"config": facts["config"].replace(NAME, "evil:Tower"), "parameters": {"model": "evil:Tower"}}

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from rankgrad.data.feature_rows import FeatureRows, Features
-from rankgrad.files import replacing
+from rankgrad.files import parsed_json, replacing, sealed, unsealed
 
 FORMAT = "rankgrad dataset"
 VERSION = 1
@@ -51,7 +51,7 @@ def write_folder(
 def is_saved(folder: Path) -> bool:
     """Whether a folder is a saved dataset, of any version and perhaps damaged, and holds nothing else."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = parsed_json((folder / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT:
             return False
         own = {MANIFEST, *(f"{name}.npy" for name in manifest["arrays"])}
@@ -113,10 +113,8 @@ def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
         plain = json.loads(json.dumps(manifest, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"the provenance is not JSON: {error}; expected texts, numbers and lists of them") from error
-    plain["manifest_crc32"] = _manifest_crc32(plain)
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(plain, file, indent=2, ensure_ascii=False)
-        file.write("\n")
+    with path.open("wb") as file:
+        file.write(sealed(plain))
         file.flush()
         os.fsync(file.fileno())
 
@@ -125,7 +123,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """What a saved dataset says about itself: format, version and checksum verified, arrays not looked at."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        manifest = parsed_json(content)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise ValueError(f"{path.parent} holds no {MANIFEST}; expected a folder written by save()") from None
     except ValueError as error:
@@ -137,13 +136,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{path} has format version {manifest.get('version')}; this rankgrad reads version {VERSION}; "
             "prepare the data again or use the rankgrad that wrote it"
         )
-    if manifest.pop("manifest_crc32", None) != _manifest_crc32(manifest):
+    try:
+        before = manifest.pop("manifest_crc32", None)  # of earlier versions, in place of the checksum of all bytes
+        good = before == _manifest_crc32(manifest) if before is not None else bool(unsealed(content))
+    except ValueError:
+        good = False
+    if not good:
         raise ValueError(f"{path} was changed or damaged: its own checksum differs; prepare the data again")
     return manifest
 
 
 def _manifest_crc32(manifest: Mapping[str, Any]) -> int:
-    """Of the content, not of the text: reformatting the file does no harm."""
+    """Of the content, not of the text."""
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 

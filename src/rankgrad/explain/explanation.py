@@ -1,7 +1,6 @@
 """Importances and attributions of finished runs on data: computing them, and the file in a run's folder that a report shows."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,11 @@ from rankgrad.data.order import random_keys
 from rankgrad.explain.attribution import Attribution, Contribution, attributions
 from rankgrad.explain.groups import THRESHOLD, correlated_groups
 from rankgrad.explain.importance import Importance, importances, prepare
-from rankgrad.files import write_atomically
 from rankgrad.metrics import parse_metric
 from rankgrad.ranker import Ranker
 from rankgrad.runs.ensemble import Ensemble, Network
-from rankgrad.runs.folder import EXPLANATION
+from rankgrad.runs.folder import EXPLANATION, read_sealed, write_sealed
 from rankgrad.runs.run import Run
-from rankgrad.runs.text import nullable
 
 TREES = "trees have no gradients to attribute a score by; importances are theirs too"
 
@@ -143,7 +140,7 @@ def explain_runs(
         note="" if examples else TREES,
     )
     if len(folders) == 1 and folders[0].is_dir():
-        write_atomically(folders[0] / EXPLANATION, as_json(explanation).encode())
+        write_sealed(folders[0], EXPLANATION, dataclasses.asdict(explanation))
     yield explanation
 
 
@@ -231,22 +228,17 @@ def _place(lists: RankingDataset, document: str, query: str | None, option: str)
 # --- on disk ----------------------------------------------------------------------------------------------------------
 
 
-def as_json(explanation: Explanation) -> str:
-    """The explanation for a file."""
-    return json.dumps(nullable(dataclasses.asdict(explanation)), indent=1) + "\n"
-
-
 def read_explanation(folder: Path) -> Explanation | None:
     """What `rankgrad explain` wrote into the folder of a run; None if it has not."""
     file = folder / EXPLANATION
     if not file.is_file():
         return None
+    remedy = "expected what `rankgrad explain` wrote; explain the run again, or remove the file"
+    known = read_sealed(folder, EXPLANATION, remedy)
     try:
-        return _restored(json.loads(file.read_text(encoding="utf-8")))
+        return _restored(known)
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise ValueError(
-            f"{file} is damaged; expected what `rankgrad explain` wrote; explain the run again, or remove the file"
-        ) from None
+        raise ValueError(f"{file} is damaged; {remedy}") from None
 
 
 def _restored(known: Mapping[str, Any]) -> Explanation:

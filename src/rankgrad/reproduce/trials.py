@@ -44,7 +44,7 @@ from rankgrad.reproduce.data import (
     scaled_splits,
 )
 from rankgrad.reproduce.rows import ROWS, TABLE_RECIPES, Setting, config_of
-from rankgrad.runs.folder import is_finished, read_config, read_per_query
+from rankgrad.runs.folder import is_finished, read_config, read_per_query, read_report
 from rankgrad.runs.run import train_run
 from rankgrad.runs.trees import fit_trees_run, grow_run
 from rankgrad.training.build import validate
@@ -315,7 +315,7 @@ def _line(folder: Path) -> dict[str, Any]:
     file = folder / "report.json"
     try:
         fold, seed = folder.name.removeprefix("fold").split("-seed")
-        report = json.loads(file.read_text())
+        report = read_report(folder)
         return {
             "row": folder.parent.name,
             "fold": int(fold),

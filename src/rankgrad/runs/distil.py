@@ -25,7 +25,7 @@ from rankgrad.runs.significance import compare
 from rankgrad.runs.trees import write_models
 from rankgrad.training.build import make_device, make_objectives, make_state
 from rankgrad.training.config import TREES, Config, Loss, Model, Optimiser, Train, with_settings
-from rankgrad.training.data import columns_of, hold_out, scaled
+from rankgrad.training.data import columns_of, fingerprint_of, hold_out, scaled
 from rankgrad.training.evaluate import measure
 from rankgrad.training.loop import Epoch, train
 from rankgrad.training.precision import threads_and_precision
@@ -105,6 +105,7 @@ def _distil(
     begin = time.perf_counter()
     lists = _read(teachers[0], config)
     targets = _targets(teacher, {name: part for name, part in lists.items() if name != "test"})
+    files.rewrite_config(out, config, fingerprint_of(targets))
     device = make_device(config.train.device)
     if config.model.kind in TREES:
         facts = _grow(config, targets, lists["train"], out)

@@ -117,6 +117,7 @@ def keep_scores(
             threads=torch.get_num_threads(),
             scores=scores,
             convention=files.convention_of(gain),
+            identity=files.digest_of(name, split, scores.tobytes(), data.labels.tobytes(), data.offsets.tobytes()),
         )
     return {metric: values[split][metric] for metric in names}
 

@@ -14,10 +14,17 @@
     .extending/               while a finished run is trained for more epochs: the run that is to take its place
 
 report.json is written last: its presence means that the run is finished.
+
+Every file is checked when it is read. Tensors and JSON carry a checksum; config.toml has one in its last line; that of history.jsonl is
+in the checkpoint and in the report. Each also holds the identity of the run, a digest of its configuration and its lists, so that
+files of two runs are not mixed up. Folders of earlier versions have neither, and open as they did.
 """
 
 import contextlib
+import dataclasses
+import hashlib
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -32,11 +39,11 @@ from torch import Tensor
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling
-from rankgrad.files import fsync_folder, load_tensors, save_tensors, write_atomically
+from rankgrad.files import fsync_folder, load_tensors, parsed_json, save_tensors, sealed, unsealed, write_atomically
 from rankgrad.ranker import Ranker
 from rankgrad.runs.provenance import machine_facts, versions
 from rankgrad.runs.text import nullable
-from rankgrad.training.config import Config, dumps, load, loads
+from rankgrad.training.config import Config, dumps, loads
 from rankgrad.training.evaluate import summarise
 from rankgrad.training.network import OwnModel
 from rankgrad.training.start import MEMBERS, Start
@@ -57,6 +64,10 @@ CURVE = {k: f"ndcg@{k}" for k in (*range(1, 21), 30, 50, 100)}  # cut-offs that 
 REST_OF_CONVENTION = "discount 1 / log2(rank + 1), ties in input order"
 CONVENTION = f"gain 2^y - 1, {REST_OF_CONVENTION}"
 _AGAIN = "; put a copy of it back, or train the run again"
+IDENTITY = "identity"  # the key of facts and reports that says which run they are of
+_EMPTY = "expected the configuration that the run was begun with; put a copy of it back, or start a new run"
+_HEAD = "# The run's own copy, which its last line seals. For other settings change another copy, and train that: rankgrad train FILE\n"
+_LAST = re.compile(rb"(# run )([0-9a-f]{32})(, sealed by sha256 )([0-9a-f]{64})\n")
 
 
 def convention_of(gain: str | Sequence[float]) -> str:
@@ -103,7 +114,7 @@ def make_folder(folder: Path, config: Config) -> None:
     expect_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        write_atomically(folder / CONFIG, dumps(config).encode())
+        write_atomically(folder / CONFIG, _sealed_config(config, make_identity(config)))
     except OSError:
         with contextlib.suppress(OSError):  # a folder that was there before, with something in it
             folder.rmdir()
@@ -116,9 +127,89 @@ def expect_new(folder: Path) -> None:
         raise ValueError(f"{folder} exists already; expected a new folder; choose another --out, or --resume {folder}")
 
 
-def rewrite_config(folder: Path, config: Config) -> None:
-    """Replace the configuration of a run that has just begun by one whose numbers follow its data."""
-    write_atomically(folder / CONFIG, dumps(config).encode())
+def rewrite_config(folder: Path, config: Config, lists: str | None = None) -> None:
+    """Replace the configuration of a run that has just begun by one whose numbers follow its data.
+
+    `lists` is a fingerprint of these, where nothing has been learned yet: the identity of the run depends on them too.
+    """
+    before = identity_of(folder)
+    if before is None:  # an earlier version began it
+        write_atomically(folder / CONFIG, dumps(config).encode())
+    else:
+        write_atomically(
+            folder / CONFIG, _sealed_config(config, before if lists is None else make_identity(config, lists))
+        )
+
+
+def make_identity(config: Config, lists: str = "") -> str:
+    """A digest of what a run learns from and how; how many threads of which device do it is no part of that."""
+    same = dataclasses.replace(config, train=dataclasses.replace(config.train, threads=0, device="auto"))
+    return digest_of(dumps(same), lists)
+
+
+def digest_of(*parts: str | bytes) -> str:
+    """An identity from what tells one run from another."""
+    found = hashlib.sha256()
+    for part in parts:
+        content = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+        found.update(len(content).to_bytes(8, "little") + content)
+    return found.hexdigest()[:32]
+
+
+def identity_of(folder: Path) -> str | None:
+    """Which run a folder is of, by its configuration, or without one by its report; None: an earlier version wrote it."""
+    if (folder / CONFIG).is_file():
+        return _unsealed_config(folder / CONFIG)[1]
+    return read_report(folder).get(IDENTITY) if is_finished(folder) else None
+
+
+def expect_of_run(folder: Path, name: str, identity: Any) -> None:
+    """Refuse a file that holds the identity of another run than its folder's."""
+    known = identity_of(folder)
+    if known is None and identity is not None and (folder / CONFIG).is_file() and not (folder / CONFIG).stat().st_size:
+        raise ValueError(f"{folder / CONFIG} is empty; {_EMPTY}")
+    if known is None or identity == known:
+        return
+    if is_extending(folder) and identity == identity_of(extension(folder)):  # killed while it was put in place
+        return
+    other = CONFIG if (folder / CONFIG).is_file() else REPORT
+    wrong = (
+        "is damaged or of an earlier run: it does not say that it belongs to"
+        if identity is None
+        else "is of another run than"
+    )
+    raise ValueError(
+        f"{folder / name} {wrong} {folder / other}; expected files of one run; put back a copy of the one that was exchanged, or "
+        "train the run again"
+    )
+
+
+def _identified(identity: str | None) -> dict[str, Any]:
+    """The facts that say which run tensors are of; none in the folder of an earlier version."""
+    return {} if identity is None else {IDENTITY: identity}
+
+
+def _sealed_config(config: Config, identity: str) -> bytes:
+    words = f"{_HEAD}{dumps(config)}# run {identity}, sealed by sha256 ".encode()
+    return words + hashlib.sha256(words).hexdigest().encode() + b"\n"
+
+
+def _unsealed_config(file: Path) -> tuple[str, str | None]:
+    """The text of a run's configuration, and the run's identity, which is None of one that an earlier version wrote."""
+    content, head = file.read_bytes(), _HEAD.encode()
+    last = content[content.rfind(b"\n", 0, -1) + 1 :]
+    found = _LAST.fullmatch(last)
+    if found is None and not content.startswith(head) and not (head.startswith(content) and content.strip()):
+        try:
+            return content.decode("utf-8"), None
+        except UnicodeDecodeError:
+            raise ValueError(f"{file} is not text; expected a configuration in TOML") from None
+    if found is None or hashlib.sha256(content[:-65]).hexdigest().encode() != found[4]:
+        raise ValueError(
+            f"{file} was damaged or changed: its last line does not agree with the others; expected it as training wrote it; put a "
+            "copy of it back; to train with other settings, change a copy and give that to `rankgrad train`"
+        )
+    return content.decode("utf-8"), found[2].decode()
 
 
 def read_config(folder: Path) -> Config:
@@ -127,11 +218,8 @@ def read_config(folder: Path) -> Config:
     if not file.is_file():
         raise ValueError(f"{folder} is not a run: it has no {CONFIG}; expected a folder that `rankgrad train` made")
     if not file.read_bytes().strip():
-        raise ValueError(
-            f"{file} is empty; expected the configuration that the run was begun with; put a copy of it back, or "
-            "start a new run"
-        )
-    return load(file, of_run=True)
+        raise ValueError(f"{file} is empty; {_EMPTY}")
+    return loads(_unsealed_config(file)[0], str(file), of_run=True)
 
 
 def read_config_of(source: Path) -> Config:
@@ -149,8 +237,9 @@ def read_config_of(source: Path) -> Config:
 def read_config_table(folder: Path) -> dict[str, Any]:
     """The configuration as it was written, for showing it: of any version, and empty where there is none."""
     file = folder / CONFIG
+    text = _unsealed_config(file)[0] if file.is_file() else ""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return tomllib.loads(text)
     except ValueError as error:
         raise ValueError(f"{file} is not TOML ({error}); expected it as training wrote it; was it changed?") from None
 
@@ -188,7 +277,7 @@ def adopt_extension(folder: Path) -> None:
 
 def write_ranker(folder: Path, ranker: Ranker) -> None:
     """Write the model with all that is needed to use it."""
-    ranker.save(folder / MODEL)
+    ranker.save(folder / MODEL, _identified(identity_of(folder)))
 
 
 def read_ranker(folder: Path, device: str = "auto", model: OwnModel = None) -> Ranker:
@@ -200,7 +289,9 @@ def read_ranker(folder: Path, device: str = "auto", model: OwnModel = None) -> R
         )
     for name in (MODEL, CONFIG):
         expect_finished(folder, name)
-    return Ranker.load(folder / MODEL, device, model=model, config=read_config(folder), hint=_AGAIN)
+    ranker = Ranker.load(folder / MODEL, device, model=model, config=read_config(folder), hint=_AGAIN)
+    expect_of_run(folder, MODEL, ranker.facts.get(IDENTITY))
+    return ranker
 
 
 def read_start(source: Path) -> Start:
@@ -212,6 +303,8 @@ def read_start(source: Path) -> Start:
     if source.is_dir():
         expect_finished(source, MODEL)
     tensors, facts = load_tensors(source / MODEL if source.is_dir() else source)
+    if source.is_dir():
+        expect_of_run(source, MODEL, facts.get(IDENTITY))
     scaling = Scaling.from_state({name: tensor.numpy() for name, tensor in under(tensors, "scaling.").items()})
     weights = under(tensors, "model.")
     if "members.weights" in weights:  # of those that were kept
@@ -221,7 +314,10 @@ def read_start(source: Path) -> Start:
                 f"{source} holds the members that were kept, and all of them are needed to start from; expected a run with its "
                 "checkpoint.safetensors; put a copy back, or train anew without --init"
             )
-        weights = {MEMBERS: checkpoints.load()[0]["members.best"]}
+        state, _, complaints = checkpoints.load()
+        if complaints:  # the one before it holds other weights
+            raise ValueError(f"{complaints[0]}{_AGAIN}")
+        weights = {MEMBERS: state["members.best"]}
     names = tuple(facts["feature_names"]) if facts.get("feature_names") else None
     return Start(weights, scaling, names, str(source))
 
@@ -236,33 +332,63 @@ class HistoryFile:
         self._path = folder / HISTORY
         self._lines: list[str] = []
 
-    def cut(self, epochs: int, before: Path | None = None) -> None:
-        """Keep the lines of the first epochs, which the checkpoint knows of; where there are none yet, those in `before`."""
+    def cut(self, epochs: int, before: Path | None = None, known: Mapping[str, Any] | None = None) -> None:
+        """Keep the lines of the first epochs, which the checkpoint knows of; where there are none yet, those in `before`.
+
+        `known` is what `facts` gave when the checkpoint was written.
+        """
         places = [self._path, *([] if before is None else [before / HISTORY])]
         found = next((path for path in places if path.exists()), None)
-        self._lines = [] if found is None else found.read_text().splitlines()[:epochs]
+        if found is not None:
+            lines = found.read_bytes().splitlines(keepends=True)[: epochs if known is None else known["lines"]]
+            if known is not None and _history_facts(b"".join(lines)) != known:
+                raise _damaged_history(found)
+            self._lines = [line.decode().rstrip("\n") for line in lines]
         self._write()
+
+    def facts(self) -> dict[str, Any]:
+        """How many lines there are, and their checksum."""
+        return _history_facts(self._content())
 
     def add(self, line: dict[str, Any]) -> None:
         """Add an epoch."""
         self._lines.append(json.dumps(nullable(line)))
         self._write()
 
+    def _content(self) -> bytes:
+        return "".join(f"{line}\n" for line in self._lines).encode()
+
     def _write(self) -> None:
-        write_atomically(self._path, "".join(f"{line}\n" for line in self._lines).encode())
+        write_atomically(self._path, self._content())
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
     """A dict per epoch, empty where there is none: epoch, loss, metric, ...; null where a number was NaN."""
     file = folder / HISTORY
+    if not file.is_file():
+        return []
+    content = file.read_bytes()
+    known = read_report(folder).get("history") if is_finished(folder) and not is_extending(folder) else None
+    if known is not None and known != _history_facts(content):
+        raise _damaged_history(file)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        epochs = [json.loads(line) for line in lines]
-        if not all(isinstance(epoch, dict) and isinstance(epoch.get("epoch"), int) for epoch in epochs):
-            raise ValueError("a line is not an epoch")
+        epochs = [parsed_json(line) for line in content.decode("utf-8").splitlines()]
     except ValueError:
-        raise ValueError(f"{file} is damaged; expected a JSON object per epoch; remove it to do without") from None
+        raise _damaged_history(file) from None
+    if not all(isinstance(epoch, dict) and isinstance(epoch.get("epoch"), int) for epoch in epochs):
+        raise _damaged_history(file)
     return epochs
+
+
+def _history_facts(content: bytes) -> dict[str, Any]:
+    return {"lines": content.count(b"\n"), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _damaged_history(file: Path) -> ValueError:
+    return ValueError(
+        f"{file} is damaged, or of another run; expected a JSON object per epoch, as training wrote it; put a copy of it back, or "
+        "remove it to do without"
+    )
 
 
 # --- per query --------------------------------------------------------------------------------------------------------
@@ -294,7 +420,12 @@ def metrics_to_measure(splits: Mapping[str, RankingDataset], metrics: Sequence[s
 
 
 def write_per_query(
-    folder: Path, split: str, data: RankingDataset, values: Mapping[str, np.ndarray], metrics: Sequence[str]
+    folder: Path,
+    split: str,
+    data: RankingDataset,
+    values: Mapping[str, np.ndarray],
+    metrics: Sequence[str],
+    identity: str | None = None,
 ) -> None:
     """Write queries.safetensors from the values [Q] of the metrics and of the curve."""
     tensors = {name: torch.from_numpy(values[name]) for name in metrics}
@@ -303,13 +434,14 @@ def write_per_query(
     curve = np.stack([values[name] for name in CURVE.values()])
     tensors["curve"] = torch.from_numpy(curve.astype(np.float32))  # [K, Q]
     facts = {"split": split, "query_ids": data.query_ids.tolist(), "metrics": list(metrics), "cutoffs": list(CURVE)}
-    save_tensors(folder / QUERIES, tensors, facts)
+    save_tensors(folder / QUERIES, tensors, facts | _identified(identity))
 
 
 def read_per_query(folder: Path) -> PerQuery:
     """The per-query values of a finished run; an older file holds the metrics alone."""
     expect_finished(folder)
     tensors, facts = load_tensors(folder / QUERIES, _AGAIN)
+    expect_of_run(folder, QUERIES, facts.get(IDENTITY))
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     return PerQuery(
         split=facts["split"],
@@ -334,7 +466,7 @@ class PerDocument:
     ids: Sequence[Any] | None  # where the source has any
 
 
-def write_per_document(folder: Path, data: RankingDataset, scores: np.ndarray) -> None:
+def write_per_document(folder: Path, data: RankingDataset, scores: np.ndarray, identity: str | None = None) -> None:
     """Write scores.safetensors: scores [N] of lists in the dataset's order."""
     rows = np.arange(len(scores)) if data.rows is None else data.rows
     arrays = {"scores": scores, "labels": data.labels, "rows": rows}
@@ -344,14 +476,16 @@ def write_per_document(folder: Path, data: RankingDataset, scores: np.ndarray) -
         texts = [text.encode("utf-8", "surrogatepass") for text in data.document_ids.tolist()]
         arrays["texts"] = np.frombuffer(b"".join(texts), np.uint8)
         arrays["ends"] = np.cumsum([len(text) for text in texts])
-    save_tensors(folder / SCORES, {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}, {})
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    save_tensors(folder / SCORES, tensors, _identified(identity))
 
 
 def read_per_document(folder: Path) -> PerDocument | None:
     """The scores of a finished run; None where it kept none."""
     if not (folder / SCORES).is_file():
         return None
-    tensors, _ = load_tensors(folder / SCORES, _AGAIN)
+    tensors, facts = load_tensors(folder / SCORES, _AGAIN)
+    expect_of_run(folder, SCORES, facts.get(IDENTITY))
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     ids: Sequence[Any] | None = arrays["ids"].tolist() if "ids" in arrays else None
     if "texts" in arrays:
@@ -374,16 +508,18 @@ def write_results(
     threads: int,
     scores: np.ndarray | None = None,
     convention: str = CONVENTION,
+    identity: str | None = None,
 ) -> dict[str, Any]:
     """Write the per-query values of what `metrics_to_measure` named and, last, the report, which comes back.
 
     `facts` holds what was trained and how: loss, data, seed, selection, best_epoch, epochs, seconds, processes. `scores` are
-    those of the split that is kept, [N], where they are what was measured.
+    those of the split that is kept, [N], where they are what was measured; `identity` that of a folder without a configuration.
     """
     split = kept_split(splits)
-    write_per_query(folder, split, splits[split], results[split], metrics)
+    identity = identity_of(folder) if (folder / CONFIG).is_file() else identity
+    write_per_query(folder, split, splits[split], results[split], metrics, identity)
     if scores is not None:
-        write_per_document(folder, splits[split], scores)
+        write_per_document(folder, splits[split], scores, identity)
     known = versions()
     report = {
         "loss": facts["loss"],
@@ -395,21 +531,35 @@ def write_results(
         "versions": known,
         "machine": machine_facts(device, threads),
     }
-    report = nullable(report)
-    write_atomically(folder / REPORT, (json.dumps(report, indent=2) + "\n").encode())
-    return report
+    if (folder / HISTORY).is_file():
+        report["history"] = _history_facts((folder / HISTORY).read_bytes())
+    write_sealed(folder, REPORT, report, identity)
+    return read_report(folder)
 
 
 def read_report(folder: Path) -> dict[str, Any]:
     """The report of a finished run."""
     expect_finished(folder)
+    return read_sealed(
+        folder, REPORT, "expected what `rankgrad train` wrote; put a copy of it back, or train the run again"
+    )
+
+
+def write_sealed(folder: Path, name: str, facts: Mapping[str, Any], identity: str | None = None) -> None:
+    """Write a JSON file of a run with its checksum; `identity` as in `write_results`."""
+    identity = identity_of(folder) if (folder / CONFIG).is_file() else identity
+    write_atomically(folder / name, sealed(nullable(facts) | {IDENTITY: identity}))
+
+
+def read_sealed(folder: Path, name: str, remedy: str) -> dict[str, Any]:
+    """What `write_sealed` wrote into a run's folder; JSON of an earlier version is taken as it is, in the folder of an earlier version."""
     try:
-        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-    except ValueError:
-        report = None
-    if not isinstance(report, dict):
-        raise ValueError(f"{folder / REPORT} is damaged; expected what `rankgrad train` wrote; train the run again")
-    return report
+        facts = unsealed((folder / name).read_bytes(), [IDENTITY])
+    except ValueError as error:
+        raise ValueError(f"{folder / name} is damaged ({error}); {remedy}") from None
+    if name != REPORT or (folder / CONFIG).is_file():
+        expect_of_run(folder, name, facts.get(IDENTITY))
+    return facts
 
 
 def _counts(data: RankingDataset) -> dict[str, int]:
@@ -427,6 +577,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.next = folder / "checkpoint.next.safetensors"
         self.last = folder / "checkpoint.safetensors"
         self.before = folder / "checkpoint.previous.safetensors"
@@ -438,7 +589,7 @@ class Checkpoints:
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Write a new generation; the last one becomes the one before, unless it was found damaged."""
-        save_tensors(self.next, tensors, facts)
+        save_tensors(self.next, tensors, {**facts, **_identified(identity_of(self._folder))})
         self._rotate()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
@@ -448,6 +599,7 @@ class Checkpoints:
             if path.exists():
                 try:
                     tensors, facts = load_tensors(path)
+                    expect_of_run(self._folder, path.name, facts.pop(IDENTITY, None))
                 except ValueError as error:
                     complaints.append(str(error))
                     self._damaged.append(path)

@@ -1,12 +1,12 @@
 """A trained ranker from wherever it lies."""
 
-import contextlib
 import dataclasses
 import os
+import warnings
 from pathlib import Path
 
 from rankgrad.ranker import Ranker
-from rankgrad.runs.folder import read_ranker, read_report
+from rankgrad.runs.folder import is_finished, read_ranker, read_report
 from rankgrad.training.network import OwnModel
 
 
@@ -22,8 +22,11 @@ def load(path: str | os.PathLike[str], device: str = "auto", *, model: OwnModel 
         return Ranker.load(source, device, model=model)
     ranker = read_ranker(source, device, model)
     report = {}
-    with contextlib.suppress(ValueError):  # a ranker needs no report: a run that was cut short after training has none
-        report = read_report(source)
+    if is_finished(source):  # a ranker needs no report: a run that was cut short after training has none
+        try:
+            report = read_report(source)
+        except ValueError as error:
+            warnings.warn(f"{error}; the ranker is loaded without what it says of its origin", stacklevel=2)
     known = {key: report[key] for key in ("commit", "versions", "machine") if key in report}
     facts = {**ranker.facts, "provenance": {**ranker.facts.get("provenance", {}), **known}}
     return dataclasses.replace(ranker, facts=facts)

@@ -281,7 +281,8 @@ def _train_run(
         state = make_state(config, train_set, device, loss, own)
     if start is not None:
         start.give(state, scaling, config.model.inputs)
-    config = _with_threads(config, place, threads_of_training(config, state.model, train_set, device), rank)
+    threads = threads_of_training(config, state.model, train_set, device)
+    config = _with_threads(config, place, threads, rank, fingerprint)
     before = folder if place != folder else None
     record = _Record(place, config, state, fingerprint, before, writes=rank == 0)
     record.restore()
@@ -381,12 +382,13 @@ def _fitted_to_data(
     return fitted
 
 
-def _with_threads(config: Config, folder: Path, threads: int, rank: int) -> Config:
+def _with_threads(config: Config, folder: Path, threads: int, rank: int, fingerprint: str) -> Config:
     """The configuration with so many threads, which torch takes from here on, written down for a resumption."""
     set_threads(threads)
     chosen = replaced(config, "train.threads", threads)
-    if chosen != config and rank == 0:
-        files.rewrite_config(folder, chosen)
+    begun = rank == 0 and files.Checkpoints(folder).exist()
+    if rank == 0 and (chosen != config or not begun):
+        files.rewrite_config(folder, chosen, None if begun else fingerprint)  # checkpoints bear the run's identity
     return chosen
 
 
@@ -413,17 +415,17 @@ class _Record:
 
     def restore(self) -> None:
         """Go on from the newest good checkpoint, in every process; from the start if there is none."""
-        content = distributed.broadcast_bytes(self._newest() if self._writes else b"")
+        content, known = distributed.broadcast_bytes(self._newest() if self._writes else b""), None
         if content:
             tensors, facts = unpack(content, f"the checkpoint of {self._folder}")
-            self._spent = facts.pop("seconds")
+            self._spent, known = facts.pop("seconds"), facts.pop("history", None)
             if facts.pop("data") != self._fingerprint:
                 raise ValueError(
                     f"the data of {self._folder} changed since the run began; expected the same lists; start a new run"
                 )
             self._state.restore(tensors, facts)
         if self._writes:
-            self._history.cut(self._state.progress.epoch, self._before)
+            self._history.cut(self._state.progress.epoch, self._before, known)
             if self._config.train.tensorboard:
                 from torch.utils.tensorboard import SummaryWriter
 
@@ -458,7 +460,7 @@ class _Record:
         """Write a checkpoint."""
         tensors = self._state.tensors()  # in every process: members are gathered for it
         if self._writes:
-            facts = {"seconds": self.seconds(), "data": self._fingerprint}
+            facts = {"seconds": self.seconds(), "data": self._fingerprint, "history": self._history.facts()}
             self._checkpoints.save(tensors, self._state.facts() | facts)
 
     def close(self) -> None:

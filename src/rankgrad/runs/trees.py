@@ -5,7 +5,6 @@ A folder holds what every run leaves, trees.json with what was tried and kept, a
 
 import dataclasses
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,14 +18,13 @@ import torch
 from rankgrad.data.categories import Levels
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.errors import InterruptedRunError
-from rankgrad.files import write_atomically
 from rankgrad.runs import folder as files
 from rankgrad.runs.averaging import mean_of_standardised
 from rankgrad.runs.provenance import versions
 from rankgrad.runs.run import Finished, Started, begin_run, read_for
 from rankgrad.training.build import parse_loss
 from rankgrad.training.config import NATIVE, Config, Data, Model, Train, replaced
-from rankgrad.training.data import unscaled_splits, without_zero_weights
+from rankgrad.training.data import fingerprint_of, unscaled_splits, without_zero_weights
 from rankgrad.training.distributed import Signals
 from rankgrad.training.evaluate import can_choose, mean, measure, metric_that_chooses, metrics_of
 from rankgrad.training.members import folds_of
@@ -134,6 +132,7 @@ def _grow_run(folder: Path, config: Config) -> Iterator[Grown | Finished]:
     how, count = boosting_of(config), config.members.count
     splits = unscaled_splits(config)
     splits = {name: split.recoded(splits["train"].categories) for name, split in splits.items()}
+    files.rewrite_config(folder, config, fingerprint_of(splits))
     folds = _folds(config, splits)
     metric = metric_that_chooses(config)
     if not can_choose(splits["vali"], metric):
@@ -276,7 +275,8 @@ def fit_trees_run(folder: Path, config: TreeConfig, splits: Mapping[str, Ranking
     trees, tried = fit_grid(config, splits)
     folder.mkdir(parents=True, exist_ok=True)
     facts = {**dataclasses.asdict(config), "chosen": best_of(tried), "tried": tried}
-    write_models(folder, config.library, [trees], splits["train"], facts)
+    identity = files.digest_of(repr(config), fingerprint_of(splits))
+    write_models(folder, config.library, [trees], splits["train"], facts, identity)
     scores = {split: trees.score(data) for split, data in splits.items()}
     return files.write_results(
         folder,
@@ -299,13 +299,19 @@ def fit_trees_run(folder: Path, config: TreeConfig, splits: Mapping[str, Ranking
         device=torch.device("cpu"),
         threads=config.threads,
         scores=scores[files.kept_split(splits)],
+        identity=identity,
     )
 
 
 def write_models(
-    folder: Path, library: str, models: Sequence[FittedTrees], data: RankingDataset, facts: Mapping[str, Any]
+    folder: Path,
+    library: str,
+    models: Sequence[FittedTrees],
+    data: RankingDataset,
+    facts: Mapping[str, Any],
+    identity: str | None = None,
 ) -> None:
-    """The model files, and trees.json, which names them."""
+    """The model files, and trees.json, which names them; `identity` is that of a folder without a configuration."""
     name = Path(MODEL_FILES[library])
     written = []
     for number, model in enumerate(models, start=1):
@@ -317,7 +323,7 @@ def write_models(
     if data.categories:
         columns["categories"] = {str(column): texts for column, texts in data.categories.items()}
     known = {**facts, "version": version_of(library), **columns, "models": written}
-    write_atomically(folder / files.TREES, (json.dumps(known, indent=2) + "\n").encode())
+    files.write_sealed(folder, files.TREES, known, identity)
 
 
 def _digest(file: Path) -> str:
@@ -389,13 +395,11 @@ class TreeRun:
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads((folder / files.TREES).read_text(encoding="utf-8"))
-        if facts["library"] in MODEL_FILES:
-            return facts
-    except (ValueError, LookupError, TypeError):
-        pass
-    raise ValueError(f"{folder / files.TREES} is damaged; expected what training wrote; train the run again")
+    remedy = "expected what training wrote; put a copy of it back, or train the run again"
+    facts = files.read_sealed(folder, files.TREES, remedy)
+    if facts.get("library") not in MODEL_FILES:
+        raise ValueError(f"{folder / files.TREES} is damaged; {remedy}")
+    return facts
 
 
 def _config_of(folder: Path, facts: Mapping[str, Any]) -> Config:

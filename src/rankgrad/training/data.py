@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import shutil
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -114,7 +115,7 @@ def load_splits(config: Config, form: ListsLike | None = None) -> ScaledSplits:
     else:
         splits = {name: form.in_order(data) for name, data in splits.items()}
         scaling = form.scaling_for(splits["train"])
-    fingerprint = " ".join(_fingerprint(splits[name]) for name in ("train", "vali") if name in splits)
+    fingerprint = fingerprint_of(splits)
     for name in splits:  # one at a time: what was read is let go
         splits[name] = scaled(splits[name], scaling)
     return splits, scaling, fingerprint
@@ -142,6 +143,11 @@ def scaled(data: RankingDataset, scaling: Scaling) -> RankingDataset:
     if not isinstance(features, FeatureRows) and affordable(made.nbytes):
         made = own.apply(features)
     return dataclasses.replace(data, features=made, feature_names=names, categories=scaling.levels)
+
+
+def fingerprint_of(splits: Mapping[str, RankingDataset]) -> str:
+    """Tells the lists that are learned from, as they were read, from others."""
+    return " ".join(_fingerprint(splits[name]) for name in ("train", "vali") if name in splits)
 
 
 def _fingerprint(data: RankingDataset) -> str:
