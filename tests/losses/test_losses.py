@@ -592,7 +592,13 @@ def test_two_thousand_documents(name):
 def test_stochastic_form_on_hard_inputs(name, options):
     labels = torch.tensor([[0, 1, 2, 3, 4, 2, 1, 0]]).repeat(2, 1)
     huge = 3.4e38 * (labels - 2).clamp(-1, 1).float()  # whose differences overflow
-    for scores in (torch.zeros(2, 8), 1e30 * (labels - 2).float(), huge, 1e4 * (2 - labels).float(), shaped(name, 2, 8)):
+    for scores in (
+        torch.zeros(2, 8),
+        1e30 * (labels - 2).float(),
+        huge,
+        1e4 * (2 - labels).float(),
+        shaped(name, 2, 8),
+    ):
         finite_and_attached(name, scores, labels, samples=3, generator=torch.Generator().manual_seed(0), **options)
     finite_and_attached(name, torch.zeros(3, 0), torch.zeros(3, 0), noise=torch.zeros(2, 3, 0), **options)
 
