@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -183,13 +184,14 @@ def loads(text: str, source: str = "the configuration", *, of_run: bool = False)
     """
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits and 1,000 brackets are no TOMLDecodeError
         raise ValueError(
             f"{source} is not TOML: {error}; expected lines such as epochs = 8 under a line [train]; mend it there"
         ) from None
     if of_run:
         _leave_out_gone(table, source)
-        table.setdefault("data", {}).setdefault("missing", "all_zero")  # as all readers had it then
+        if isinstance(table.setdefault("data", {}), dict):
+            table["data"].setdefault("missing", "all_zero")  # as all readers had it then
     return _build(Config, table, "", source)
 
 
@@ -236,7 +238,8 @@ def _plain(value: Any) -> Any:
 
 
 def _leave_out_gone(table: dict[str, Any], source: str) -> None:
-    found = [f"{section}.{key}" for section, keys in GONE.items() for key in keys if key in table.get(section, {})]
+    sections = {section: values for section, values in table.items() if isinstance(values, dict)}
+    found = [f"{section}.{key}" for section, keys in GONE.items() for key in keys if key in sections.get(section, {})]
     for name in found:
         section, _, key = name.partition(".")
         del table[section][key]
@@ -260,6 +263,8 @@ def _build(kind: type, table: Mapping[str, Any], place: str, source: str) -> Any
 
 
 def _value(kind: Any, value: Any, name: str, source: str) -> Any:
+    if isinstance(value, int) and value.bit_length() > 1023:
+        raise ValueError(f"{source}: {name} must be a number that a float holds, got one of {value.bit_length()} bits")
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ValueError(f"{source}: {name} must be a table, written [{name}], got {value!r}")
@@ -414,19 +419,22 @@ def replaced(config: Config, name: str, value: Any) -> Config:
 
 def _set(config: Config, text: str) -> Config:
     """Apply SECTION.KEY=VALUE; a VALUE that is not TOML is a word."""
+    if len(text.splitlines()) > 1:  # TOML would take what follows for other keys, and nobody would look at them
+        raise ValueError(f"--set {text!r} has several lines; expected one SECTION.KEY=VALUE; give --set for each key")
     name, equals, value = (part.strip() for part in text.partition("="))
-    section, dot, key = name.rpartition(".")
-    if not (equals and dot and section and key):
+    section, dot, key = (part.strip() for part in name.rpartition("."))
+    options = section in ("loss.options", "model.options")  # whose keys are a caller's own
+    if not (equals and dot and re.fullmatch(r"\w+(\.\w+)*", section) and (key if options else key.isidentifier())):
         raise ValueError(f"--set {text} is not a setting; expected SECTION.KEY=VALUE, such as --set train.epochs=8")
     try:
         tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = json.dumps(value)
     part = loads(f"[{section}]\n{key} = {value}", f"--set {text}")
-    if section in ("loss.options", "model.options"):
+    if options:
         of, now = section.partition(".")[0], config
         return replaced(config, section, {**getattr(now, of).options, **getattr(part, of).options})
     if section == "members.ranges":
         ranges = dataclasses.replace(config.members.ranges, **{key: getattr(part.members.ranges, key)})
         return replaced(config, section, ranges)
-    return replaced(config, name, getattr(getattr(part, section), key))
+    return replaced(config, f"{section}.{key}", getattr(getattr(part, section), key))
