@@ -103,16 +103,23 @@ def _read_file(path: Path, qid: str, wanted: Callable[[str], bool]) -> Any:
         raise ValueError(f"{path} has no known ending; expected {', '.join(PARQUET + TEXT + ARROW)}; rename it")
     try:
         if kind in PARQUET:
-            return pyarrow.parquet.ParquetFile(path).read()
+            return sound(pyarrow.parquet.ParquetFile(path).read())
         if kind in TEXT:
             return _read_csv(path, "," if kind == ".csv" else "\t", qid, wanted)
-        return _read_arrow(path)
+        return sound(_read_arrow(path))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise
+        reason = " ".join(str(error).split())  # some have several lines
         raise ValueError(
-            f"cannot read {path} as {kind[1:]}: {error}; expected an undamaged file of that kind"
+            f"cannot read {path} as {kind[1:]}: {reason}; expected an undamaged file of that kind"
         ) from error
+
+
+def sound(arrow: Any) -> Any:
+    """The same table or batch, looked through: what lies outside its buffers would crash the process that computes with it."""
+    arrow.validate(full=True)
+    return arrow
 
 
 def _read_csv(path: Path, delimiter: str, qid: str, wanted: Callable[[str], bool]) -> Any:

@@ -26,6 +26,7 @@ from rankgrad.data.tables.arrow import (
     ids_of_texts,
     import_pyarrow,
     kind_of,
+    sound,
 )
 from rankgrad.data.tables.reader import column_ids, expect_same_columns, number_columns, read_table
 
@@ -216,7 +217,7 @@ def _parquet_chunks(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[An
     pyarrow = import_pyarrow()
     with pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
         schema, total, done = file.schema_arrow, file.metadata.num_rows, 0
-        for batch in file.iter_batches(_rows(len(schema))):
+        for batch in map(sound, file.iter_batches(_rows(len(schema)))):
             done += batch.num_rows
             yield pyarrow.Table.from_batches([batch]).replace_schema_metadata(schema.metadata), done / max(total, 1)
 
@@ -250,7 +251,7 @@ def _arrow_chunks(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[Any,
         except pyarrow.ArrowInvalid:
             file.seek(0)
             reader = batches = pyarrow.ipc.open_stream(file)
-        for batch in batches:
+        for batch in map(sound, batches):
             rows, share = _rows(batch.num_columns), min(file.tell() / max(file.size(), 1), 1.0)
             for first in range(0, batch.num_rows, rows):
                 part = pyarrow.Table.from_batches([batch.slice(first, rows)])
