@@ -397,7 +397,7 @@ class RankingDataset:
             levels = {int(column): tuple(texts) for column, texts in facts.get("categories", {}).items()}
             names, origin = facts["feature_names"], facts["provenance"]
             return RankingDataset(**arrays, feature_names=names, provenance=origin, categories=levels)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder} does not hold a valid dataset: {error}; save it again") from error
 
 

@@ -66,7 +66,10 @@ def read_folder(source: Path, *, verify: bool = False) -> tuple[dict[str, np.nda
     `verify` compares every byte; without it `features` above 16 MiB are compared in 64 blocks of 4 KiB.
     """
     manifest = read_manifest(source)
-    for name, entry in manifest["arrays"].items():
+    arrays = manifest["arrays"]
+    if not isinstance(arrays, dict) or not all(_is_entry(entry) for entry in arrays.values()):
+        raise ValueError(f"{source / MANIFEST} does not say what the arrays are; expected a folder written by save()")
+    for name, entry in arrays.items():
         path = source / f"{name}.npy"
         if not path.is_file():
             raise ValueError(f"{path} is missing; {MANIFEST} lists it; prepare the data again")
@@ -80,7 +83,19 @@ def read_folder(source: Path, *, verify: bool = False) -> tuple[dict[str, np.nda
         if not good:
             raise ValueError(f"{path} is damaged: its checksum is not that of {MANIFEST}; prepare the data again")
     # The checksums cover the headers too, so what is loaded now has the types and shapes that were saved.
-    return {name: np.load(source / f"{name}.npy", mmap_mode="r") for name in manifest["arrays"]}, manifest
+    return {name: _mapped(source / f"{name}.npy") for name in arrays}, manifest
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and {"bytes", "crc32", "sampled_crc32"} <= entry.keys()
+
+
+def _mapped(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy's reader of headers lets through whatever Python's parser raises
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is no array that NumPy reads: {reason:.200}; prepare the data again") from error
 
 
 def _write_array(path: Path, array: Features) -> dict[str, Any]:
@@ -152,7 +167,9 @@ def _manifest_crc32(manifest: Mapping[str, Any]) -> int:
 
 
 def _crc32(path: Path) -> int:
-    return zlib.crc32(np.memmap(path, np.uint8, mode="r").data)
+    return (
+        zlib.crc32(np.memmap(path, np.uint8, mode="r").data) if path.stat().st_size else 0
+    )  # nothing cannot be mapped
 
 
 def _sampled_crc32(path: Path) -> int:
