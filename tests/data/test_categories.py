@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pytest
 import torch
@@ -29,6 +28,11 @@ def columns(seed=0):
     }
 
 
+def polars_frame(of, kind):
+    pl = pytest.importorskip("polars", reason="polars is not installed")
+    return pl.DataFrame(of).with_columns(pl.col("shop").cast(pl.String).cast(kind(pl)))
+
+
 FRAMES = {
     "pandas": lambda c: pd.DataFrame(c).assign(shop=lambda f: f["shop"].astype("category")),
     "pandas, other levels": lambda c: pd.DataFrame(c).assign(
@@ -39,10 +43,8 @@ FRAMES = {
     "pandas of objects": lambda c: pd.DataFrame(c, dtype=object).assign(
         price=c["price"], shop=pd.Series(c["shop"]).astype("category")
     ),
-    "polars": lambda c: pl.DataFrame(c).with_columns(pl.col("shop").cast(pl.String).cast(pl.Categorical)),
-    "polars enums": lambda c: pl.DataFrame(c).with_columns(
-        pl.col("shop").cast(pl.String).cast(pl.Enum(["13", "12", "11", "10"]))
-    ),
+    "polars": lambda c: polars_frame(c, lambda pl: pl.Categorical),
+    "polars enums": lambda c: polars_frame(c, lambda pl: pl.Enum(["13", "12", "11", "10"])),
     "pyarrow": lambda c: pa.table(c | {"shop": pa.array(c["shop"]).dictionary_encode()}),
 }
 

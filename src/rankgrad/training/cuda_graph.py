@@ -86,7 +86,8 @@ class GraphedStep:
         except RuntimeError as error:
             cause = error.__context__ or error  # the end of a broken recording is an error of its own
             self.reason = f"the step cannot be recorded: {_first_line(cause)}"
-            for generator in self._generators:  # their states still wait for the end of the recording
+            own = torch.cuda.default_generators[self._stream.device_index]  # torch records it unasked
+            for generator in {own, *self._generators}:  # their states still wait for the end of the recording
                 generator.graphsafe_set_state(generator.clone_state())
             torch.cuda.synchronize()
             if self._required:
