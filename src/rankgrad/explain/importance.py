@@ -122,8 +122,7 @@ def importances(
     one_of("permute", permute, WAYS)
     whole("repeats", repeats, 1)
     data, metric = prepared.data, prepared.metric
-    features = np.array(data.features[:])
-    lists = replace(data, features=features)  # shares the array, which is changed and put back
+    features = np.array(data.features[:])  # changed and put back
     for group in groups:
         columns = np.flatnonzero(np.isin(prepared.sources, group))
         before = features[:, columns]  # a copy
@@ -133,6 +132,7 @@ def importances(
             if np.array_equal(moved, before, equal_nan=True):
                 continue  # constant within lists: nothing is lost, to the last bit
             features[:, columns] = moved
+            lists = replace(data, features=features)  # a new one: a dataset keeps what it has moved to a GPU
             losses += (prepared.values - measure(prepared.score(lists), lists, [metric])[metric.name]) / repeats
         features[:, columns] = before
         found = with_interval(np.where(np.isnan(prepared.values), np.nan, losses), np.nan)
