@@ -25,7 +25,7 @@ from rankgrad.training.config import RECIPES
 from rankgrad.training.data import scaled
 from rankgrad.training.loop import Step, train
 
-CORES = os.cpu_count() or 1
+CORES = len(os.sched_getaffinity(0))
 TRAINING = {  # recipe, size of synthetic lists, lists
     "small": ("small", "small", 400),
     "strong": ("strong", "small", 400),
