@@ -13,7 +13,10 @@ from pathlib import Path
 from reliability.promise import Promise
 from reliability.table import PAGE, Row, merged
 
-ROOMS = {"chaos": ("damaged", "numbers"), "nightly": ("invariants", "readers")}  # the files of each command's promises
+ROOMS = {
+    "chaos": ("damaged", "numbers", "names"),
+    "nightly": ("invariants", "readers"),
+}  # the files of each command's promises
 LOGS = Path("build/reliability")
 
 

@@ -29,6 +29,7 @@ from rankgrad.cli import (
 )
 from rankgrad.cli.options import examples
 from rankgrad.errors import InterruptedRunError, OtherProcessError
+from rankgrad.inert import inert_line
 
 app = typer.Typer(
     name="rankgrad",
@@ -110,7 +111,7 @@ def _wait_without_spinning() -> None:
 def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """A warning as a sentence, without the line of code that gave it."""
     if _process() == 0:
-        print(f"rankgrad: warning: {message}", file=sys.stderr)
+        print(f"rankgrad: warning: {inert_line(str(message))}", file=sys.stderr)
 
 
 def _explain(error: Exception) -> tuple[int, str]:
@@ -132,7 +133,7 @@ def _end(code: int, sentence: str) -> NoReturn:
     """Exit with at most one line on stderr; under torchrun it says which process wrote it."""
     sender = f"rankgrad (process {_process()})" if _process() else "rankgrad"
     if sentence:
-        print(f"{sender}: {' '.join(sentence.split())}", file=sys.stderr)
+        print(f"{sender}: {inert_line(sentence)}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -122,7 +122,8 @@ def describe(found: "Explanation") -> str:
 
 
 def _describe_example(example: "Explained") -> str:
-    from rankgrad.runs.text import inert, table
+    from rankgrad.inert import inert
+    from rankgrad.runs.text import table
 
     own = example.attribution
     beside = (
@@ -143,13 +144,13 @@ def _describe_example(example: "Explained") -> str:
 
 
 def _value(value: float | str) -> str:
-    from rankgrad.runs.text import inert
+    from rankgrad.inert import inert
 
     return inert(value, 16) if isinstance(value, str) else "missing" if value != value else f"{value:.5g}"
 
 
 def _named(features: Sequence[str]) -> str:
-    from rankgrad.runs.text import inert
+    from rankgrad.inert import inert
 
     more = f" and {len(features) - 1} more" if len(features) > 1 else ""
     return f"{inert(features[0], 24 - len(more))}{more}"

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from rankgrad.checks import whole
+from rankgrad.inert import inert, inert_values
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors (and what --json asks for).")]
@@ -61,13 +62,13 @@ def as_typed() -> str:
 
 
 def show(result: dict[str, Any], describe: Callable[[Any], str], *, as_json: bool, quiet: bool = False) -> None:
-    """Print what a command found, for a machine or a person."""
+    """Print what a command found, for a machine or a person; names in it are inert."""
     from rankgrad.runs.text import as_json as to_json
 
     if as_json:
         print(to_json(result))
     elif not quiet:
-        print(describe(result))
+        print("\n".join(map(inert, describe(inert_values(result)).split("\n"))))
 
 
 def limit_threads(threads: int | None) -> None:

@@ -1,12 +1,11 @@
 """`rankgrad prepare`: text files or tables into a dataset that opens at once."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rankgrad.cli.options import Json, Quiet, examples
+from rankgrad.cli.options import Json, Quiet, examples, show
 
 EXAMPLES = examples(
     "rankgrad prepare MSLR-WEB30K/ --fold 1",
@@ -59,7 +58,9 @@ def prepare(
             columns=wanted,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    if as_json:
-        print(json.dumps(summary.as_dict(), indent=2))
-    elif not quiet:
-        print(f"{summary}\nwritten to {summary.folder}")
+    show(
+        summary.as_dict(),
+        lambda found: f"{summary}\nwritten to {found['folder']}",
+        as_json=as_json,
+        quiet=quiet,
+    )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.inert import inert, inert_cell
 from rankgrad.runs.compare import ENSEMBLE
 from rankgrad.runs.significance import LEVEL
 from rankgrad.runs.text import RULES, by_rule, format_mean, table
@@ -91,24 +92,30 @@ def as_scores(lists: RankingDataset, scores: np.ndarray, tag: str) -> Iterator[s
 
 
 def as_trec(lists: RankingDataset, scores: np.ndarray, tag: str) -> Iterator[str]:
-    """A TREC run: `QUERY Q0 DOCUMENT RANK SCORE TAG`, the document being its id or its row in the input, counted from 1."""
+    """A TREC run: `QUERY Q0 DOCUMENT RANK SCORE TAG`, the document being its id or its row in the input, counted from 1.
+
+    An id that would not be one visible word is refused: as another word it would be another document.
+    """
     _expect_words("query", lists.query_ids)
     if lists.document_ids is not None:
         _expect_words("document", lists.document_ids)
-    tag = "_".join(tag.split()) or "rankgrad"
+    tag = inert("_".join(tag.split())) or "rankgrad"
     for query, names, values, _ in _ranked(lists, scores):
         lines = enumerate(zip(names, values), 1)
         yield "".join(f"{query} Q0 {name} {place} {score:.9g} {tag}\n" for place, (name, score) in lines)
 
 
 def as_csv(lists: RankingDataset, scores: np.ndarray, tag: str) -> Iterator[str]:  # noqa: ARG001 (as every format)
-    """A table of the ranked documents with their ids, and the row of the input each was in, counted from 1."""
+    """A table of the ranked documents with their ids, and the row of the input each was in, counted from 1.
+
+    Ids are written so that a spreadsheet takes none for a formula and each stands on one line; the row says which document it is.
+    """
     yield "qid,document,rank,score,row\n"
     for query, names, values, rows in _ranked(lists, scores):
         text = io.StringIO()
         lines = zip(names, range(1, len(names) + 1), values, rows)
         csv.writer(text, lineterminator="\n").writerows(
-            (query, name, place, f"{score:.9g}", row) for name, place, score, row in lines
+            (inert_cell(query), inert_cell(name), place, f"{score:.9g}", row) for name, place, score, row in lines
         )
         yield text.getvalue()
 
@@ -128,9 +135,9 @@ def _expect_words(what: str, ids: np.ndarray) -> None:
         return
     for first in range(0, len(ids), LINES):
         for name in ids[first : first + LINES].tolist():
-            if len(name.split()) != 1 or name != name.strip():
+            if len(name.split()) != 1 or name != name.strip() or name != inert(name):
                 raise ValueError(
-                    f"the {what} id {name!r} cannot be written to a TREC run file; expected text without spaces; "
+                    f"the {what} id {name!r} cannot be written to a TREC run file; expected text without spaces and control characters; "
                     "use --format csv or --format scores"
                 )
 

@@ -35,4 +35,4 @@ def report(
 
     size = write(runs, out, overwrite=overwrite, baseline=baseline)
     result = {"report": str(out), "bytes": size, **(summary(runs, baseline) if as_json else {})}
-    show(result, lambda _: f"{out}, {size / 1024:.0f} KB: open it in a browser", as_json=as_json)
+    show(result, lambda found: f"{found['report']}, {size / 1024:.0f} KB: open it in a browser", as_json=as_json)

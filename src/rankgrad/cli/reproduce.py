@@ -84,7 +84,7 @@ def _figure(name: str, out: Path, overwrite: bool, as_json: bool) -> None:
     curves = FIGURES[name]()
     draw_figure(curves, out, overwrite=overwrite)
     result = {"figure": str(out), **measure_figure(curves)}
-    show(result, lambda found: f"{describe_figure(found)}\ndrawn to {out}", as_json=as_json)
+    show(result, lambda found: f"{describe_figure(found)}\ndrawn to {found['figure']}", as_json=as_json)
 
 
 @app.command(

@@ -10,6 +10,7 @@ import typer
 
 from rankgrad.checks import whole
 from rankgrad.cli.options import SOURCES, Json, Quiet, Threads, examples, show
+from rankgrad.inert import inert_line
 from rankgrad.training.config import NATIVE, TREES, Config
 
 if TYPE_CHECKING:
@@ -240,7 +241,11 @@ def follow_trees(events: "Iterator[Started | Grown | Finished]", *, quiet: bool)
     metric, count, best = started.config.train.metric, started.config.members.count, ""
     numbers = TextColumn("{task.fields[numbers]}", markup=False)
     bar = make_bar(
-        TextColumn("{task.description}"), BarColumn(bar_width=None), numbers, TimeRemainingColumn(), quiet=quiet
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        numbers,
+        TimeRemainingColumn(),
+        quiet=quiet,
     )
     report = None
     with bar:
@@ -276,7 +281,7 @@ def follow(events: "Iterator[Event]", *, quiet: bool, title: str = "epoch") -> d
                 yield event
 
     if started.note and not quiet and rank() == 0:
-        print(started.note, file=sys.stderr, flush=True)
+        print(inert_line(started.note), file=sys.stderr, flush=True)
     watch(steps(), started.config, quiet=quiet or rank() > 0, title=title)
     return reports[0] if reports else None
 

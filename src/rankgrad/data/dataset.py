@@ -24,8 +24,10 @@ from rankgrad.data.folder import read_folder, write_folder
 from rankgrad.data.memory import affordable
 from rankgrad.data.order import random_keys
 from rankgrad.data.sparse import SparseRows, is_sparse
+from rankgrad.inert import inert
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
+MOST_TEXT, UNEVEN = 1 << 28, 50  # ids may take so many bytes, or so many times those of their characters
 INT64 = range(-(2**63), 2**63)
 GPU_SHARE = 0.6  # of a GPU's free memory that the features of a dataset may take
 ARRAYS = ("features", "labels", "offsets", "query_ids", "weights", "rows", "document_ids", "document_weights")
@@ -505,10 +507,22 @@ def as_ids(name: str, values: Any) -> np.ndarray:
         if all(isinstance(value, str) for value in array.flat):
             if any("\0" in value for value in array.flat):
                 raise ValueError(f"{name} holds a text with a NUL character; expected printable ids; remove it")
-            array = array.astype(np.str_)
+            array = as_texts(name, array.tolist())
         elif all(isinstance(value, int | np.integer) and int(value) in INT64 for value in array.flat):
             array = array.astype(np.int64)
     return array if array.dtype.kind == "U" and array.ndim == 1 else _as_int64(name, array)
+
+
+def as_texts(name: str, texts: Sequence[str]) -> np.ndarray:
+    """Texts as an array, in which each takes as much memory as the longest: one that is a thousand times the others is refused."""
+    longest = max(map(len, texts), default=0)
+    size = 4 * longest * len(texts)
+    if size > MOST_TEXT and size > 4 * UNEVEN * sum(map(len, texts)):
+        raise ValueError(
+            f"{name} holds a text of {longest:,} characters, {inert(max(texts, key=len), 40)}, with which {len(texts):,} of them take "
+            f"{size / 2**30:,.1f} GiB; expected ids of about equal length; shorten it"
+        )
+    return np.array(texts, np.str_)
 
 
 def _expect_length(name: str, array: np.ndarray, length: int, unit: str) -> None:

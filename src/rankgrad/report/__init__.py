@@ -52,8 +52,7 @@ def write(
         raise ValueError(f"{out} exists already; expected a new file; choose another --out, or --overwrite")
     if not out.parent.is_dir():
         raise ValueError(f"{out.parent} is not a folder; expected one to write {out.name} into; make it first")
-    # A path may hold bytes that are not valid text; they are shown as question marks.
-    content = render(folders, title=title, only=only, baseline=baseline).encode("utf-8", "replace")
+    content = render(folders, title=title, only=only, baseline=baseline).encode()
     write_atomically(out, content)
     return len(content)
 

@@ -16,10 +16,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from rankgrad.inert import inert
 from rankgrad.report.gather import Training
 from rankgrad.report.numbers import Bin, Contest
 from rankgrad.runs.significance import ROUNDING
 
+LABEL = 80  # characters beside an axis
 SIZE = (4.7, 3.0)  # inches of 72 units: on a phone drawn a little smaller than it is, on a desktop a little larger
 INK, MUTED, GRID = "#000001", "#000002", "#000003"
 VARIABLES = {"01": "ink", "02": "muted", "03": "grid", **{f"1{n}": f"c{n}" for n in range(8)}}
@@ -183,7 +185,7 @@ def _draw(xlabel: str, ylabel: str, paint: Callable[[Any], None]) -> str:
         matplotlib.rcdefaults()  # whatever a matplotlibrc says
         matplotlib.rcParams.update(STYLE)
         figure = Figure(figsize=SIZE, layout="constrained")
-        paint(figure.add_subplot(xlabel=xlabel, ylabel=ylabel))
+        paint(figure.add_subplot(xlabel=inert(xlabel, LABEL), ylabel=inert(ylabel, LABEL)))
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return _embedded(file.getvalue())
@@ -202,7 +204,9 @@ def _embedded(svg: str) -> str:
         r' transform="rotate\(-0 [^"]*"',
     ):
         svg = re.sub(needless, "", svg, flags=re.S)
-    svg = re.sub(r"#0000([01]\d)", lambda found: f"var(--{VARIABLES[found[1]]})", svg)
+    svg = re.sub(
+        r"#0000([01]\d)", lambda found: f"var(--{VARIABLES[found[1]]})" if found[1] in VARIABLES else found[0], svg
+    )
     svg = re.sub(r' (?:d|x|y)="[^"]*"', lambda found: re.sub(r"\d+\.\d{3,}", _rounded, found[0]), svg)
     return re.sub(r"\s*\n\s*", "\n", svg)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from rankgrad.inert import inert
 from rankgrad.report import numbers
 from rankgrad.report.explained import explained_parts
 from rankgrad.report.figures import Style, style_of
@@ -20,7 +22,8 @@ from rankgrad.runs.folder import CONVENTION
 from rankgrad.runs.significance import LEVEL
 from rankgrad.runs.text import RULES
 
-LONGEST = 120  # characters of a query id that are shown
+LONGEST = 120  # characters of a query id or a name that are shown
+LONGEST_TEXT = 4_000  # of anything else
 FEW = 6  # runs that the summary names
 
 
@@ -28,7 +31,7 @@ def render(
     folders: Sequence[Path], *, title: str = "", only: Collection[Path] | None = None, baseline: str | None = None
 ) -> str:
     """The whole page as HTML."""
-    entries = read_entries(folders, only, baseline)
+    entries = [replace(entry, name=shortened(entry.name)) for entry in read_entries(folders, only, baseline)]
     names = [entry.name for entry in entries]
     headline = numbers.headline(list(entries[0].per_query.metrics))
     metrics = [headline, *(name for name in entries[0].per_query.metrics if name != headline)]
@@ -59,7 +62,9 @@ def render(
 
 
 def _template() -> Any:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=shown
+    )
     environment.filters |= {
         "mean": format_mean,
         "difference": format_difference,
@@ -82,7 +87,7 @@ def _framed(sections: Sequence[Section]) -> list[tuple[Section, list[tuple[Panel
             number += 1
             svg = re.sub(r'( id="| xlink:href="#|url\(#)', rf"\1f{number}-", panel.svg)
             panels.append(
-                (panel, Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{escape(panel.label)}" ', 1)))
+                (panel, Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{escape(shown(panel.label))}" ', 1)))
             )
         framed.append((section, panels))
     return framed
@@ -162,7 +167,17 @@ def styled(names: Sequence[str]) -> list[tuple[str, Style]]:
 
 def breakable(text: str) -> Markup:
     """A name that a browser may break after a separator, where it does not fit a line."""
-    return Markup("<wbr>").join(re.split(r"(?<=[_/=.-])|(?=@)", text))
+    return Markup("<wbr>").join(re.split(r"(?<=[_/=.-])|(?=@)", shown(text)))
+
+
+def shown(value: Any) -> Any:
+    """What a page may show of a text: no control character, nothing that turns the text around it, and not without end.
+
+    A path may hold bytes that are not valid text; they are question marks.
+    """
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return inert(value[: LONGEST_TEXT + 1].encode("utf-8", "replace").decode(), LONGEST_TEXT)
 
 
 def shortened(query: Any) -> str:

@@ -33,6 +33,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rankgrad.checks import one_of, whole
 from rankgrad.errors import InterruptedRunError
 from rankgrad.files import locked, write_atomically
+from rankgrad.inert import inert_line
 from rankgrad.reproduce.data import (
     Fold,
     absolute,
@@ -236,7 +237,7 @@ def run_trials(experiment: Experiment, trials: Sequence[Trial], *, quiet: bool) 
     left = [trial for trial in trials if not trial.finished]
     before, count, failed = len(trials) - len(left), 0, list[str]()
     started = time.perf_counter()
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     try:
         with (
             make_bar(*columns, quiet=quiet) as bar,
@@ -257,7 +258,8 @@ def run_trials(experiment: Experiment, trials: Sequence[Trial], *, quiet: bool) 
                 if bar.disable and not quiet:
                     rest = (time.perf_counter() - started) / count * (len(left) - count)
                     time_left = f"{rest:.0f} s" if rest < 100 else f"{rest / 60:.0f} min"
-                    print(f"{before + count}/{len(trials)} {shown}; {time_left} left", file=sys.stderr, flush=True)
+                    line = f"{before + count}/{len(trials)} {shown}; {time_left} left"
+                    print(inert_line(line), file=sys.stderr, flush=True)
     except (InterruptedRunError, KeyboardInterrupt, BrokenProcessPool) as error:
         killed = "a training process was killed, for lack of memory perhaps"
         raise InterruptedRunError(

@@ -17,6 +17,7 @@ import torch
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.tables.arrow import TEXT, expect_numbers, kind_of, open_table, plain, reads_as_number
 from rankgrad.files import replacing
+from rankgrad.inert import inert_cell
 from rankgrad.metrics import parse_metric
 from rankgrad.runs import folder as files
 from rankgrad.runs.provenance import versions
@@ -227,8 +228,11 @@ def _by_name(
     where: Callable[[int], str],
 ) -> np.ndarray:
     """The score of each document, from the names of the query and document that each score is of."""
-    own_queries = np.repeat(data.query_ids, data.lengths).tolist()
+    own_queries, given = np.repeat(data.query_ids, data.lengths).tolist(), set(zip(queries, documents))
     names = [(str(query), str(name)) for query, name in zip(own_queries, data.document_names().tolist())]
+    cells = [(inert_cell(query), inert_cell(name)) for query, name in names]
+    if cells != names and not set(names).issuperset(given) and set(cells).issuperset(given):
+        names = cells  # as `rankgrad rank --format csv` writes them
     if data.document_ids is not None and documents and (queries[0], documents[0]) not in set(names):
         rows = dataclasses.replace(data, document_ids=None).document_names()
         names = [(str(query), str(row)) for query, row in zip(own_queries, rows.tolist())]

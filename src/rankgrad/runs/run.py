@@ -25,6 +25,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import check_source, read_lists
 from rankgrad.errors import InterruptedRunError, NonFiniteError
 from rankgrad.files import locked, pack, unpack, write_atomically
+from rankgrad.inert import inert_line
 from rankgrad.ranker import Ranker
 from rankgrad.runs import folder as files
 from rankgrad.runs.load import load
@@ -264,12 +265,11 @@ def _train_run(
         splits, scaling, fingerprint = shared_splits(config, place, world, start)
         added = start.new_columns(splits["train"])[: scaling.columns - start.scaling.columns]
         if rank == 0 and added:
-            print(f"columns that {start.source} did not know begin with weight 0: {', '.join(added)}", file=sys.stderr)
+            sentence = f"columns that {start.source} did not know begin with weight 0: {', '.join(added)}"
+            print(inert_line(sentence), file=sys.stderr)
     if rank == 0 and "test" in splits and files.kept_split(splits) != "test":
-        print(
-            f"no query in the test split of {config.data.path} has a relevant document: the run is judged by validation alone",
-            file=sys.stderr,
-        )
+        sentence = f"no query in the test split of {config.data.path} has a relevant document: the run is judged by validation alone"
+        print(inert_line(sentence), file=sys.stderr)
     config = _fitted_to_data(config, place, splits, device, rank)
     train_set = splits["train"]
     if config.members.bag > 1:  # every query teaches some members and validates others
@@ -440,7 +440,7 @@ class _Record:
             return b""
         tensors, facts, complaints = found.load()
         for complaint in complaints:
-            print(f"{complaint}; going on from the checkpoint before it", file=sys.stderr)
+            print(inert_line(f"{complaint}; going on from the checkpoint before it"), file=sys.stderr)
         return pack(tensors, facts)
 
     def seconds(self) -> float:

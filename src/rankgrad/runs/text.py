@@ -34,23 +34,13 @@ def by_rule(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
     return table([header, *((name, *(format_mean(means[rule]) for rule in RULES)) for name, means in metrics.items())])
 
 
-def inert(text: str, most: int | None = None) -> str:
-    r"""A text of somebody else's as a terminal may show it: control characters written out, cut where it is longer than `most`.
-
-    >>> print(inert("\x1b[31mred"), inert("a_long_name", most=6))
-    \x1b[31mred a_lon…
-    """
-    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-    return shown if most is None or len(shown) <= most else f"{shown[: most - 1]}…"
-
-
 def format_mean(mean: float | None) -> str:
     """Four digits; JSON has no NaN, None says that there was nothing to take the mean of."""
     return "none" if mean is None else f"{mean:.4f}"
 
 
 def as_json(value: Any) -> str:
-    """JSON that every parser takes: what is not a number is null.
+    """JSON that every parser takes: what is not a number is null. Nothing in it steers a terminal.
 
     >>> print(as_json([math.nan, 0.5]))
     [
@@ -58,7 +48,7 @@ def as_json(value: Any) -> str:
       0.5
     ]
     """
-    return json.dumps(nullable(value), indent=2, allow_nan=False)
+    return json.dumps(nullable(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def nullable(value: Any) -> Any:

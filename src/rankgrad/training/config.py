@@ -212,7 +212,7 @@ def dumps(config: Config) -> str:
         tables = {f"{section}.{key}": value for key, value in values.items() if isinstance(value, Mapping) and value}
         lines = [f"[{section}]", *plain]
         for name, table in tables.items():
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+            lines += ["", f"[{name}]", *(f"{_toml_key(key)} = {_toml(value)}" for key, value in table.items())]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
@@ -296,6 +296,11 @@ def _is_option(key: str, value: Any) -> bool:
     if isinstance(value, list | tuple):
         return key == "gain" and all(isinstance(entry, int | float) and not isinstance(entry, bool) for entry in value)
     return isinstance(value, bool | int | float | str)
+
+
+def _toml_key(key: str) -> str:
+    """A key that a person may have chosen: bare if TOML lets it be."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
 
 
 def _toml(value: Any) -> str:

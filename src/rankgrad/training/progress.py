@@ -58,7 +58,7 @@ def watch(
     metric, throughput = config.train.metric, Throughput()
     epochs = config.train.epochs  # 0 until the data has been read, where it follows from that
     numbers = TextColumn("{task.fields[numbers]}", markup=False)
-    columns = TextColumn("{task.description}"), BarColumn(bar_width=None), numbers, TimeRemainingColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), numbers, TimeRemainingColumn()
     bar = make_bar(*columns, quiet=quiet, transient=after > 0)
     line = _Line() if not quiet and bar.disable and _is_notebook() else None
     loss, value, finished, begun, showing = "", "", 0, time.monotonic(), not after

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rankgrad.checks import one_of, whole
-from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.dataset import RankingDataset, as_texts
 from rankgrad.data.feature_rows import FeatureRows, Features
 from rankgrad.data.grouping import as_missing, first_return, group_rows
 from rankgrad.data.sparse import SparseRows
@@ -221,7 +221,7 @@ def ids_in_comments(text: bytes) -> np.ndarray | None:
     names = _DOCUMENT.findall(text)
     if not all(names):
         return None
-    return np.array([name.decode("utf-8", "backslashreplace").replace("\0", "\ufffd") for name in names], np.str_)
+    return as_texts("docid", [name.decode("utf-8", "backslashreplace").replace("\0", "\ufffd") for name in names])
 
 
 def _document_ids(parts: Sequence[np.ndarray | None], order: np.ndarray | None) -> np.ndarray | None:

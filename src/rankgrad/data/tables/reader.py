@@ -18,7 +18,7 @@ import numpy as np
 
 from rankgrad.checks import one_of
 from rankgrad.data.categories import Coder, look_like_numbers
-from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset
+from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset, as_texts
 from rankgrad.data.grouping import as_missing, first_return, group_rows, one_per_query
 from rankgrad.data.tables.arrow import (
     TEXT,
@@ -369,7 +369,7 @@ def _group(tables: list[Table], qid: str, scattered: str) -> tuple[np.ndarray | 
         coded = texts.combine_chunks().dictionary_encode()
         ids = coded.indices.to_numpy()
         order, offsets, codes = group_rows(ids)
-        query_ids = np.array(coded.dictionary.to_pylist(), dtype=np.str_)[codes]
+        query_ids = as_texts(f"column {qid!r}", coded.dictionary.to_pylist())[codes]
     if order is not None and scattered == "refuse":
         row = first_return(ids)
         for table in tables:
@@ -389,7 +389,7 @@ def _document_ids(tables: list[Table], name: str) -> np.ndarray:
     if all(isinstance(part, np.ndarray) for part in parts):
         return np.concatenate(parts)
     texts = [part.astype(np.str_) if isinstance(part, np.ndarray) else part.to_pylist() for part in parts]
-    return np.concatenate([np.array(part, dtype=np.str_) for part in texts])
+    return as_texts(f"column {name!r}", [text for part in texts for text in part])
 
 
 def column_ids(table: Table, name: str, what: str = "query") -> Any:
