@@ -55,6 +55,7 @@ FOUND = [
     ("prepared", b'\3\1{"format":"rankgrad dataset","version":1,"arrays":[1]}'),
     ("prepared", b'\3\1{"format":"rankgrad dataset","version":1,"arrays":{"features":1}}'),
     ("prepared", b'\3\1{"format":"rankgrad dataset","version":1,"arrays":{},"categories":3}'),
+    ("tables", b'\1qid\t\t\t"b ""c"""\n9\t1\t-3e-\t\n9015.,,,,,,,,2\t\t\tacme\n7\t1\t4\tx\n'),
     ("tables", b"\2PAR1" + b"\x15\x04" * 20 + b"\x30\0\0\0PAR1"),
 ]
 

@@ -134,6 +134,7 @@ def _read_csv(path: Path, delimiter: str, qid: str, wanted: Callable[[str], bool
             return csv.read_csv(stream, parse_options=parse, convert_options=convert)
 
     guess, numbers, others = _guess_kinds(path, parse, wanted)
+    _refuse_duplicate_columns(str(path), guess.names)
     try:
         table = read(dict.fromkeys(numbers, pyarrow.float64()))
     except pyarrow.ArrowInvalid as error:
@@ -142,7 +143,6 @@ def _read_csv(path: Path, delimiter: str, qid: str, wanted: Callable[[str], bool
             name = guess.names[int(column[1])]
             expect_numbers(Table(str(path), read({name: pyarrow.large_string()}, nulls=True)), name)
         raise
-    _refuse_duplicate_columns(str(path), table.column_names)
     for name in numbers:
         if name == qid:
             continue
