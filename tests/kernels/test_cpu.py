@@ -27,14 +27,17 @@ def grades(*shape, seed=0):
 
 
 def agree(name, scores, labels, mask=None, *, tau=1.0, backend="numba", **options):
-    """Values of each list within 1e-6 of float64, gradients within 1e-4 of the list's largest."""
+    """Values of each list within 1e-6 of float64, gradients within 1e-4 of the list's largest.
+
+    A gradient below 1e-12 (times tau) counts as 0: float64 itself has few of its digits then.
+    """
     options = {"reduction": "none", "tau": tau, **options}
     expected, slope = value_and_grad(LOSSES[name], scores.double(), labels, mask, backend="torch", **options)
     value, gradient = value_and_grad(LOSSES[name], scores, labels, mask, backend=backend, **options)
     assert value.dtype == torch.float32 and gradient.dtype == scores.dtype and value.shape == expected.shape
     assert (value - expected).abs().max() <= 1e-6
     off = (gradient - slope).abs().amax(-1)
-    assert (off <= 1e-4 * slope.abs().amax(-1) + 1e-7 / tau).all(), (off / slope.abs().amax(-1)).tolist()
+    assert (off <= 1e-4 * slope.abs().amax(-1) + 1e-12 / tau).all(), (off / slope.abs().amax(-1)).tolist()
     return value, gradient
 
 
@@ -119,6 +122,85 @@ def test_every_list_stops_by_itself():
     assert (never != together).all()
 
 
+def distances_from_one(scores, tau, transposed, rounds):
+    """How far the sums that decide when to stop are from one after each round, in float64."""
+    matrix = sorting.neural_sort(scores.double(), tau=tau)
+    matrix = matrix.mT if transposed else matrix
+    rows, off = torch.ones_like(matrix[0]), []
+    for _ in range(rounds):
+        columns = 1 / (rows @ matrix)
+        rows = 1 / (matrix @ columns)
+        off.append((columns * (rows @ matrix) - 1).abs().max().item())
+    return off
+
+
+@pytest.mark.parametrize("name", NDCG)
+@pytest.mark.parametrize(
+    ("kind", "n", "tau"),
+    [("normal", 6, 1.0), ("ties", 30, 3.0), ("two clusters", 70, 300.0), ("normal", 117, 3e4), ("ties", 240, 100.0)],
+)
+def test_stops_at_the_round_at_which_float64_stops(name, kind, n, tau):
+    """A tolerance just beside what is left after a round: a round more or less would change the gradient."""
+    scores, labels = SCORES[kind](draws(n, seed=n)), grades(n, seed=n)
+    for off in distances_from_one(scores, tau, name == "neural_ndcg_transposed", 4):
+        if off > 1e-12:  # less is rounding even in float64
+            for tol in (off * (1 - 1e-4), off * (1 + 1e-4)):
+                agree(name, scores, labels, tau=tau, sinkhorn_tol=tol)
+
+
+STOPS_BESIDE_THE_TOLERANCE = {  # found by a search: after a round the sums are 0.9e-6 to 1.1e-6 from one
+    "nearly equal scores": ("neural_ndcg_transposed", 1e-3 * draws(1, 117, seed=220), grades(1, 117), 30.0),
+    "pairs of equal scores": (
+        "neural_ndcg",
+        torch.tensor([[2.0, 0, 1, 1, 2, 0]]),
+        torch.tensor([[2, 0, 0, 2, 0, 0]]),
+        1.0,
+    ),
+    "scores as large as tau": (
+        "neural_ndcg",
+        1e4 * torch.tensor([[1.0, -1, 0, -1, 1, 0]]),
+        torch.tensor([[2, 3, 4, 2, 2, 1]]),
+        1e4,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(STOPS_BESIDE_THE_TOLERANCE))
+def test_lists_that_come_close_to_the_default_tolerance(case):
+    name, scores, labels, tau = STOPS_BESIDE_THE_TOLERANCE[case]
+    agree(name, scores, labels, tau=tau)
+    agree(name, scores, labels, tau=tau, k=10 if scores.shape[-1] > 10 else 3)
+
+
+@pytest.mark.parametrize("n", [3, 100])
+def test_a_gradient_that_is_the_rest_of_large_terms(n):
+    """Equal labels: what is left is how far the scaling has not come yet, down to 1e-9 of its terms."""
+    for iters in (1, 3, 4, 8):
+        agree("neural_ndcg_transposed", 0.1 * draws(2, n), torch.full((2, n), 4), sinkhorn_iters=iters, tau=0.1 * n)
+
+
+def test_lists_of_many_kinds():
+    """A small share of a search over thousands: every length, spread, temperature, share of ties, tolerance and number of rounds."""
+    random = torch.Generator().manual_seed(0)
+
+    def one_of(*choices):
+        return choices[int(torch.randint(len(choices), (), generator=random))]
+
+    for seed in range(100):
+        n, spread = one_of(1, 2, 3, 5, 8, 16, 33, 64, 65, 66, 80, 129), 10 ** one_of(-4.0, -2.0, 0.0, 1.0, 4.0)
+        scores = spread * draws(2, n, seed=seed)
+        scores = one_of(
+            scores, scores.where(draws(2, n, seed=seed + 1) > one_of(-1, 0, 1), 0.0), spread + 1e-4 * scores
+        )
+        labels = one_of(grades(2, n, seed=seed), grades(2, n, seed=seed) > 3, torch.ones(2, n)).float()
+        tau = one_of(1e-4, 1e-2, 1.0, 30.0, 1e4, spread, spread * n, 30 * spread)
+        agree(
+            one_of(*NDCG, "neural_map", "neural_precision"), scores, labels, draws(2, n, seed=seed + 2) > one_of(-9, -1),
+            tau=min(max(tau, 1e-4), 1e4), k=one_of(None, 1, 10) if n > 1 else 1,
+            sinkhorn_iters=one_of(0, 1, 3, 30, 30, 100), sinkhorn_tol=one_of(0.0, 1e-9, 1e-7, 1e-6, 1e-6, 1e-3, 0.1),
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", RELAXED)
 def test_bad_values_and_lists_that_do_not_count(name):
     scores, labels, mask = draws(5, 9), grades(5, 9) + 1, torch.ones(5, 9, dtype=torch.bool)
@@ -188,6 +270,17 @@ def test_a_loss_that_needs_no_gradient():
         assert torch.equal(LOSSES["neural_ndcg"](scores, labels), expected)
     with torch.inference_mode():
         assert torch.equal(LOSSES["neural_ndcg"](scores.clone(), labels.clone()), expected)
+
+
+def test_a_gradient_that_nobody_wants_is_not_computed(monkeypatch):
+    wanted, lists = [], cpu._ndcg_lists
+    monkeypatch.setattr(cpu, "_ndcg_lists", lambda *given: (wanted.append(given[-4]), lists(*given)))
+    scores, labels = draws(4, 12).requires_grad_(), grades(4, 12)
+    LOSSES["neural_ndcg"](scores, labels, backend="numba").backward()
+    with torch.no_grad():
+        LOSSES["neural_ndcg"](scores, labels, backend="numba")
+    LOSSES["neural_ndcg"](scores.detach(), labels, backend="numba")
+    assert wanted == [True, False, False]
 
 
 # --- threads and processes --------------------------------------------------------------------------------------------

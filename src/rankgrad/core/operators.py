@@ -68,10 +68,13 @@ def operator(
     return apply
 
 
-def loss_operator(name: str, parameters: str, launch: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
+def loss_operator(
+    name: str, parameters: str, launch: Callable[..., tuple[Tensor, Tensor]], *, may_skip_gradient: bool = False
+) -> Callable[..., Tensor]:
     """A loss of lists [..., L] whose kernel computes value and gradient together: the backward pass only multiplies.
 
-    `launch` gives the loss and d loss / d scores in float32; the scores are its first argument, the reduction its last.
+    `launch` gives the loss and d loss / d scores in float32; the scores are its first argument, the reduction its last. With
+    `may_skip_gradient` it takes one more in eager code: whether anyone wants the gradient.
     """
     schema = f"(Tensor scores, Tensor labels, Tensor? mask, Tensor? gains, str gain, {parameters}, str reduction) -> (Tensor, Tensor)"
     defined = torch.library.custom_op(f"rankgrad::{name}", launch, mutates_args=(), schema=schema)
@@ -128,7 +131,8 @@ def loss_operator(name: str, parameters: str, launch: Callable[..., tuple[Tensor
         if torch.compiler.is_compiling():
             return overload(scores, *others)[0]
         if has_values(scores):
-            loss: Tensor = _Loss.apply(scores, lambda: launch(scores, *others))
+            wanted = (scores.requires_grad and torch.is_grad_enabled(),) if may_skip_gradient else ()
+            loss: Tensor = _Loss.apply(scores, lambda: launch(scores, *others, *wanted))
             return loss
         loss, _ = Transformable.apply(scores, *others)
         return loss

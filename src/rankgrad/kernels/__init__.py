@@ -52,11 +52,14 @@ def neural_ndcg_kernel(
     transposed: bool,
     backend: str,
     reduction: str,
+    wants_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """`rankgrad.losses.neural.neural_ndcg` without samples, or its transposed form, and d loss / d scores in float32.
 
-    Here and below: `gains` [..., L] float64, or None for the gain of that name.
+    Here and below: `gains` [..., L] float64, or None for the gain of that name. The kernel for CPUs leaves out a gradient that
+    nobody wants; those for GPUs have it nearly for nothing.
     """
+    value_alone = {"wants_gradient": False} if backend == "numba" and not wants_gradient else {}
     return _relaxed_sort(scores, backend).value_and_gradient(
         scores,
         labels,
@@ -68,6 +71,7 @@ def neural_ndcg_kernel(
         tol=tol,
         transposed=transposed,
         reduction=reduction,
+        **value_alone,
     )
 
 

@@ -313,7 +313,10 @@ def _ndcg(
 
 
 _ndcg_operator = loss_operator(
-    "neural_ndcg", "int? k, float tau, int iters, float tol, bool transposed, str backend", neural_ndcg_kernel
+    "neural_ndcg",
+    "int? k, float tau, int iters, float tol, bool transposed, str backend",
+    neural_ndcg_kernel,
+    may_skip_gradient=True,
 )
 
 

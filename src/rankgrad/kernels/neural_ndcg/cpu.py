@@ -6,8 +6,8 @@ A_i = sum_{k < i} g_k, W_i = sum_{k < i} k g_k (float64), NeuralSort before its 
     T_ij = 2 (W_j - W_i) - (2 i - 1) (A_j - A_i),   i, j from 0: a rank and a document
 
 which is 0 on the diagonal and grows away from it. So E is kept only where T is below a cut (`_make_band`): blocks of eight rows,
-each with the columns that they need. A bound on what was left out is checked at the end, and a list that fails it is done again
-with all that float32 holds. Gaps end at 128: every entry across such a gap is 0 either way, so no score is too large for the sums.
+each with the columns that they need. Gaps end at 128: every entry across such a gap is 0 either way, so no score is too large for the
+sums.
 
 The softmax is a first row step of the scaling, p_0 = 1 / (E 1), and a round is q = 1 / (E' p), p = 1 / (E q): one sweep over E, in
 which a block's rows are summed, give p, and are added up by columns for the next q. The transposed form is the same sequence of
@@ -18,7 +18,15 @@ the scores is put together step by step: nothing of size n^2 lives but E. With a
     column step   c = q cbar,   abar -= p (E c),    slope -= c moment(p)
 
 E is float32 without its diagonal, and so are the sweeps; p, q, the adjoints and the diagonal's part of every sum are float64, and so is
-what happens once a list (`..._exactly`): gradients that are small differences keep their digits.
+what happens once a list (`..._exactly`): gradients that are small differences keep their digits. A list is done again, with E
+and the sweeps in float64 and a wide band, where that is not enough (`_relax` says False):
+
+    the sums come so close to the tolerance that float32 cannot tell whether to stop: a round more changes the gradient by up to a
+    hundredth
+    the gradient is so much smaller than the terms it is a sum of that it drowns in their rounding
+    a bound on what the band left out is too large
+
+Short lists are done in float64 at once, which takes hardly longer.
 
 Lists are independent and each is done by one thread, so results do not depend on how many there are. Each of numba's functions that
 is called in this file is in this file: its cache would not notice a change elsewhere.
@@ -46,13 +54,17 @@ _F, _I, _U = (
 )  # unsigned positions: numba prepares others for negative indices, and does not vectorise
 _ROWS = 8  # of a block
 _ALIGNED = 8  # columns of a block begin and end at multiples of this: whole vectors
-_NARROW, _WIDE = 19.0, 64.0  # where T is cut: at the first plus log n; at the second where that was too narrow
-_FEW = 64  # documents: a narrow band would save little
+_NARROW, _WIDE = 19.0, 64.0  # where T is cut: at the first plus log n in float32, at the second in float64
+_SHORT = 64  # documents of a list that is done in float64 at once
 _LARGEST_GAP = 128.0
 # How much of a row may be left out, and how much of it times the largest adjoint, relative to the gradient's largest entry: over
 # lists of many kinds the gradient was then off by 16 times that at most.
-_MISSING, _MISSING_SLOPE = 1e-6, 1e-6
+_MISSING, _MISSING_SLOPE = 1e-7, 1e-6
+# How far float32 may be off: the sums that decide when to stop, in all and for every document (twice what was found over lists of many
+# kinds), and the gradient's largest entry over the largest that its sum had on the way (errors were 4e-7 of the latter).
+_UNSURE, _UNSURE_PER_DOCUMENT, _SMALL = 4e-7, 4e-9, 1e-2
 _EXP2, _LINEAR, _GIVEN = 0, 1, 2  # gains
+_FORWARD, _BACKWARD, _AS_GIVEN = 0.0, 1.0, 2.0  # sweeps; numba would compile anew for every integer
 _WORK_OF_A_THREAD = 2_000  # documents: with fewer, handing them over takes longer
 
 # Sums may be reordered, and a product joined to a sum. No more: NaN and infinity must come through.
@@ -77,6 +89,18 @@ def _exp_minus(t):
     value = _F(1) + x * (_F(1) + x * (_F(1 / 2) + x * (_F(1 / 6) + x * tail)))
     scale = _I((whole + 127) << 23).view(_F)  # 2^whole
     return value * scale if t < 80.0 else _F(0)
+
+
+@_inline
+def _exp_minus_exactly(t):
+    """The same in float64, exactly 0 from 600 on."""
+    power = -1.4426950408889634 * min(t, 600.0)
+    whole = _I(power - 0.5)
+    x = 0.6931471805599453 * (power - whole)
+    tail = 1 / 5040 + x * (1 / 40320 + x * (1 / 362880 + x * (1 / 3628800 + x * (1 / 39916800 + x * (1 / 479001600)))))
+    value = 1 + x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x * (1 / 720 + x * tail))))))
+    scale = np.int64((np.int64(whole) + 1023) << 52).view(np.float64)
+    return value * scale if t < 600.0 else 0.0
 
 
 @_compile
@@ -126,7 +150,7 @@ def _order(scores):
 
 
 @_compile
-def _make_band(A, W, n, cut):
+def _make_band(A, W, n, cut, real):
     """E where T <= cut, and whether that is everywhere. A band is E, and of each block its start in E, first column and width."""
     blocks = -(-n // _ROWS)
     starts, firsts, widths = np.empty(blocks, np.int64), np.empty(blocks, np.int64), np.empty(blocks, np.int64)
@@ -143,7 +167,7 @@ def _make_band(A, W, n, cut):
             widths[i // _ROWS] = -(-(high + 1) // _ALIGNED) * _ALIGNED - firsts[i // _ROWS]
             size += _ROWS * widths[i // _ROWS]
         whole = whole and low == 0 and high == n - 1
-    E = np.zeros(size, _F)
+    E = np.zeros(size, real)
     for block in range(blocks):
         first, width = firsts[block], widths[block]
         last = min(first + width, n)
@@ -152,7 +176,8 @@ def _make_band(A, W, n, cut):
             slope, own, weighted = 2.0 * i - 1.0, A[i], W[i]
             sums, sums_by_place = A[first:last], W[first:last]
             for j in range(last - first):
-                row[j] = _exp_minus(2.0 * (sums_by_place[j] - weighted) - slope * (sums[j] - own))
+                t = 2.0 * (sums_by_place[j] - weighted) - slope * (sums[j] - own)
+                row[j] = _exp_minus(t) if E.itemsize == 4 else _exp_minus_exactly(t)
             row[i - first] = 0.0
     return (E, starts, firsts, widths), whole
 
@@ -170,7 +195,7 @@ def _rows_times(band, block, x, sums):
     k5 = k4 + w
     k6 = k5 + w
     k7 = k6 + w
-    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = _F(0)
+    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = E.dtype.type(0)
     for j in range(w):
         v = x[f + j]
         a0 += E[k0 + j] * v
@@ -198,11 +223,12 @@ def _add_columns(band, block, weights, places, sums, moments):
     k5 = k4 + w
     k6 = k5 + w
     k7 = k6 + w
-    p0, p1, p2, p3 = _F(weights[i]), _F(weights[i + _U(1)]), _F(weights[i + _U(2)]), _F(weights[i + _U(3)])
-    p4, p5, p6, p7 = _F(weights[i + _U(4)]), _F(weights[i + _U(5)]), _F(weights[i + _U(6)]), _F(weights[i + _U(7)])
-    # _F everywhere: numba makes an integer times a float32 a float64
-    r1, r2, r3, r4 = _F(2) * p1, _F(4) * p2, _F(6) * p3, _F(8) * p4
-    r5, r6, r7 = _F(10) * p5, _F(12) * p6, _F(14) * p7
+    real = E.dtype.type  # everywhere: numba makes an integer times a float32 a float64
+    i4 = i + _U(4)
+    p0, p1, p2, p3 = real(weights[i]), real(weights[i + _U(1)]), real(weights[i + _U(2)]), real(weights[i + _U(3)])
+    p4, p5, p6, p7 = real(weights[i4]), real(weights[i4 + _U(1)]), real(weights[i4 + _U(2)]), real(weights[i4 + _U(3)])
+    r1, r2, r3, r4 = real(2) * p1, real(4) * p2, real(6) * p3, real(8) * p4
+    r5, r6, r7 = real(10) * p5, real(12) * p6, real(14) * p7
     origin = places[i]
     for j in range(w):
         e0, e1, e2, e3 = E[k0 + j], E[k1 + j], E[k2 + j], E[k3 + j]
@@ -211,6 +237,23 @@ def _add_columns(band, block, weights, places, sums, moments):
         inner = (r1 * e1 + r2 * e2 + r3 * e3) + (r4 * e4 + r5 * e5 + r6 * e6 + r7 * e7)
         sums[f + j] += total
         moments[f + j] += (places[f + j] - origin) * total - inner
+
+
+@_compile
+def _sweep(band, kind, own, p, x, weights, places, dots, sums, moments):
+    """One pass over E: weights from d = own + E x, 1 / d or -p^2 d or as given; sums = E' weights, moments = moment(weights)."""
+    n = len(own)
+    for j in range(n):
+        x[j] = own[j]
+    sums[:] = 0.0
+    moments[:] = 0.0
+    for block in range(len(band[1])):
+        if kind != _AS_GIVEN:
+            _rows_times(band, block, x, dots)
+            for i in range(_ROWS * block, min(_ROWS * block + _ROWS, n)):
+                row = own[i] + dots[i]
+                weights[i] = 1.0 / row if kind == _FORWARD else -p[i] * p[i] * row
+        _add_columns(band, block, weights, places, sums, moments)
 
 
 @_compile
@@ -271,22 +314,21 @@ def _largest_error(scaling, own, sums):
 
 
 @_compile
-def _relax(s, tau, by_rank, by_document, iters, tol, transposed, wants_gradient, cut, ranks, documents, gradient):
-    """One list with E up to `cut`, see `_relaxed`; returns whether the cut was wide enough."""
+def _relax(s, tau, by_rank, by_document, iters, tol, transposed, wants_gradient, cut, real, ranks, documents, gradient):
+    """One list with E up to `cut` as float32 or float64, `real`; see `_relaxed`. Returns whether that was exact enough."""
     n = len(s)
     padded = -(-n // _ALIGNED) * _ALIGNED
     A, W = np.zeros(n), np.zeros(n)
     for k in range(n - 1):
         gap = min((s[k] - s[k + 1]) / tau, _LARGEST_GAP)
         A[k + 1], W[k + 1] = A[k] + gap, W[k] + k * gap
-    band, whole = _make_band(A, W, n, cut)
-    blocks = len(band[1])
+    band, whole = _make_band(A, W, n, cut, real)
 
-    places, x, dots = np.empty(padded, _F), np.zeros(padded, _F), np.empty(padded, _F)
-    sums, moments, exact = np.empty(padded, _F), np.empty(padded, _F), np.empty(n)
+    places, x, dots = np.empty(padded, real), np.zeros(padded, real), np.empty(padded, real)
+    sums, moments, exact = np.empty(padded, real), np.empty(padded, real), np.empty(n)
     for j in range(padded):
         places[j] = 2 * j
-    P, Q, M = np.zeros((iters + 1, padded)), np.zeros((iters + 1, padded)), np.empty((iters + 1, padded), _F)
+    P, Q, M = np.zeros((iters + 1, padded)), np.zeros((iters + 1, padded)), np.empty((iters + 1, padded), real)
     Q[0, :n] = 1.0
     rounds = row_steps = 0
     for t in range(iters + 1):  # column step t, but for t = 0, and row step t
@@ -298,26 +340,11 @@ def _relax(s, tau, by_rank, by_document, iters, tol, transposed, wants_gradient,
             row_steps = t - 1 if transposed else t
             if transposed and t == iters:
                 break
-        for j in range(n):
-            x[j] = q[j]
-        sums[:] = 0.0
-        moments[:] = 0.0
-        for block in range(blocks):
-            _rows_times(band, block, x, dots)
-            for i in range(_ROWS * block, min(_ROWS * block + _ROWS, n)):
-                p[i] = 1.0 / (q[i] + dots[i])
-            _add_columns(band, block, p, places, sums, moments)
-        for j in range(n):
-            M[t, j] = moments[j]
-        if t > 0 and tol > 0.0:
+        _sweep(band, _FORWARD, q[:n], before, x, p, places, dots, sums, M[t])
+        if 0 < t < iters and tol > 0.0:
             off = _largest_error(before, q, dots[:n]) if transposed else _largest_error(q, p, sums[:n])
-            if 0.5 * tol < off < 2.0 * tol:  # float32 cannot tell
-                if transposed:
-                    _rows_exactly(band, q[:n], exact)
-                    off = _largest_error(before, q, exact)
-                else:
-                    _columns_exactly(band, p[:n], exact)
-                    off = _largest_error(q, p, exact)
+            if places.itemsize == 4 and abs(off - tol) < (_UNSURE + _UNSURE_PER_DOCUMENT * n) * (1.0 + off):
+                return False
             if off < tol:
                 break
 
@@ -349,16 +376,16 @@ def _relax(s, tau, by_rank, by_document, iters, tol, transposed, wants_gradient,
 
     # Backward: the output and the last row and column steps exactly, because their terms cancel; then step by step.
     slope, none, row_adjoint, column_adjoint = np.zeros(n), np.zeros(n), np.empty(n), np.empty(n)
-    size = 0.0
+    peak = largest_rank = largest_document = 0.0
     for j in range(n):
         row_adjoint[j], column_adjoint[j] = by_rank[j] * ranks[j], by_document[j] * documents[j]
-        size = max(size, abs(row_adjoint[j]), abs(column_adjoint[j]))
+        largest_rank, largest_document = max(largest_rank, abs(by_rank[j])), max(largest_document, abs(by_document[j]))
     if row_steps == rounds:
         _add_moments_exactly(band, p, q, by_rank, by_document, row_adjoint, none, slope)
         for j in range(n):
             weights[j] = p[j] * row_adjoint[j]
         _columns_exactly(band, weights[:n], exact)
-        _row_step_back(q, weights, exact, none, column_adjoint, slope, rounds > 0)
+        peak = _row_step_back(q, weights, exact, none, column_adjoint, slope, rounds > 0)
         by_rank = by_document = row_adjoint = none
     if rounds > 0:
         p = P[rounds - 1, :n]
@@ -369,41 +396,38 @@ def _relax(s, tau, by_rank, by_document, iters, tol, transposed, wants_gradient,
         for j in range(n):
             weights[j] = p[j] * (row_adjoint[j] - p[j] * (column_adjoint[j] + exact[j]))
             column_adjoint[j] = 0.0
-        sums[:] = 0.0
-        moments[:] = 0.0
-        for block in range(blocks):
-            _add_columns(band, block, weights, places, sums, moments)
-        _row_step_back(Q[rounds - 1], weights, sums, moments, column_adjoint, slope, rounds > 1)
+        _sweep(band, _AS_GIVEN, none, p, x, weights, places, dots, sums, moments)
+        peak = max(peak, _row_step_back(Q[rounds - 1], weights, sums, moments, column_adjoint, slope, rounds > 1))
     for t in range(rounds - 1, 0, -1):  # column step t and row step t - 1
         p, q, moments_of_p = P[t - 1], Q[t], M[t - 1]
         for j in range(n):
             column_adjoint[j] *= q[j]
             slope[j] -= column_adjoint[j] * moments_of_p[j]
-            x[j] = column_adjoint[j]
-        sums[:] = 0.0
-        moments[:] = 0.0
-        for block in range(blocks):
-            _rows_times(band, block, x, dots)
-            for i in range(_ROWS * block, min(_ROWS * block + _ROWS, n)):
-                weights[i] = -p[i] * p[i] * (column_adjoint[i] + dots[i])
-            _add_columns(band, block, weights, places, sums, moments)
+        _sweep(band, _BACKWARD, column_adjoint, p, x, weights, places, dots, sums, moments)
         column_adjoint[:] = 0.0
-        _row_step_back(Q[t - 1], weights, sums, moments, column_adjoint, slope, t > 1)
+        peak = max(peak, _row_step_back(Q[t - 1], weights, sums, moments, column_adjoint, slope, t > 1))
     steepest = _through_distances(s, column_adjoint, slope, gradient)
-    return missing <= _MISSING and missing * size <= _MISSING_SLOPE * steepest
+    missing_slope = missing * largest_rank * largest_document
+    return missing <= _MISSING and missing_slope <= _MISSING_SLOPE * steepest and _SMALL * peak <= steepest
 
 
 @_compile
 def _row_step_back(q, weights, sums, moments, column_adjoint, slope, balance):
-    """A row step's part of the adjoint of log q, which then sums to zero: `balance` removes what rounding left of its mean."""
-    mean, n = 0.0, len(slope)
+    """A row step's part of the adjoint of log q, which then sums to zero: `balance` removes what rounding left of its mean.
+
+    Returns the largest entry that the slope had.
+    """
+    mean, largest, n = 0.0, 0.0, len(slope)
     for j in range(n):
         column_adjoint[j] -= q[j] * (weights[j] + sums[j])
+        largest = max(largest, abs(slope[j]))
         slope[j] -= q[j] * moments[j]
+        largest = max(largest, abs(slope[j]))
         mean += column_adjoint[j]
     if balance:
         for j in range(n):
             column_adjoint[j] -= mean / n
+    return largest
 
 
 @_compile
@@ -441,8 +465,8 @@ def _relaxed(s, tau, by_rank, by_document, iters, tol, transposed, wants_gradien
     n = len(s)
     how = (iters, tol, transposed, wants_gradient)
     out = (ranks, documents, gradient)
-    if n <= _FEW or not _relax(s, tau, by_rank, by_document, *how, _NARROW + math.log(n), *out):
-        _relax(s, tau, by_rank, by_document, *how, _WIDE, *out)
+    if n <= _SHORT or not _relax(s, tau, by_rank, by_document, *how, _NARROW + math.log(n), _F, *out):
+        _relax(s, tau, by_rank, by_document, *how, _WIDE, np.float64, *out)
 
 
 @_compile
@@ -473,8 +497,9 @@ def _scaled_sort_lists(first, last, scores, counts, values, slopes, tau, iters, 
 
 @_compile
 def _ndcg_lists(
-    first, last, scores, labels, mask, gains, kind, discounts, tau, iters, tol, transposed, losses, counted, gradients
-):
+    first, last, scores, labels, mask, gains, kind, discounts, tau, iters, tol, transposed, wants_gradient,
+    losses, counted, gradients,
+):  # fmt: skip
     """NeuralNDCG of lists [B, L], whether each counts, and d / d scores; labels, mask and gains may repeat for further lists."""
     length = scores.shape[1]
     s, ranks, documents, gradient = np.empty(length), np.empty(length), np.empty(length), np.empty(length)
@@ -521,11 +546,14 @@ def _ndcg_lists(
                 gradients[at, place[j]] = np.nan
             continue
         by_rank = discounts[:n]
-        _relaxed(s[:n], tau, by_rank, by_document[:n], iters, tol, transposed, True, ranks, documents, gradient)
+        _relaxed(
+            s[:n], tau, by_rank, by_document[:n], iters, tol, transposed, wants_gradient, ranks, documents, gradient
+        )
         value = 0.0
         for j in range(n):
             value -= documents[j] * by_document[j] if transposed else ranks[j] * by_rank[j]
-            gradients[at, place[order[j]]] = -gradient[j] / tau
+            if wants_gradient:
+                gradients[at, place[order[j]]] = -gradient[j] / tau
         losses[at] = value
 
 
@@ -583,8 +611,9 @@ def value_and_gradient(
     tol: float,
     transposed: bool,
     reduction: str,
+    wants_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """NeuralNDCG of scores [..., L], or its transposed form, and d loss / d scores in float32."""
+    """NeuralNDCG of scores [..., L], or its transposed form, and d loss / d scores in float32, which is 0 if nobody wants it."""
     length = scores.shape[-1]
     mask = labels.new_ones((), dtype=torch.bool).expand_as(labels) if mask is None else mask
     given = gain if isinstance(gain, Tensor) else labels  # not read unless given
@@ -597,7 +626,7 @@ def value_and_gradient(
     gradient = scores.new_empty(scores.shape, dtype=torch.float32)
     arrays = [_array(tensor).reshape(-1, length) for tensor in (scores.float(), labels.double(), mask, given.double())]
     _in_threads(
-        _ndcg_lists, lists, length, *arrays, kind, discounts, tau, iters, tol, transposed,
+        _ndcg_lists, lists, length, *arrays, kind, discounts, tau, iters, tol, transposed, wants_gradient,
         losses, counted, gradient.view(-1, length).numpy(),
     )  # fmt: skip
     if reduction == "none":
