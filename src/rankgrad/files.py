@@ -71,6 +71,10 @@ def beside(target: Path) -> Iterator[Path]:
         for rest in building.iterdir():
             shutil.rmtree(rest) if rest.is_dir() and not rest.is_symlink() else rest.unlink()
         yield building
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(target)) from None  # a full disk names no file
     finally:
         if _names(building, number):
             shutil.rmtree(building, ignore_errors=True)

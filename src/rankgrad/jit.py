@@ -8,6 +8,7 @@ belong into the same file, or a change of them goes unnoticed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 try:
@@ -26,8 +27,16 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
         if numba is None:
             return function
         try:
-            return numba.njit(cache=True, nogil=True, **options)(function)
+            made = numba.njit(cache=True, nogil=True, **options)(function)
         except RuntimeError:  # no folder to cache the compiled code in
             return numba.njit(nogil=True, **options)(function)
+        save = made._cache.save_overload
+
+        def save_if_it_can(*arguments: Any) -> None:
+            with suppress(OSError):  # the disk is full, or the folder cannot be written any more: it is compiled all the same
+                save(*arguments)
+
+        made._cache.save_overload = save_if_it_can
+        return made
 
     return compile_function

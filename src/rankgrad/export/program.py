@@ -1,6 +1,7 @@
 """torch.export: the graph as a program that torch runs without rankgrad, in a .pt2 file with facts about it."""
 
 import hashlib
+import io
 import json
 import warnings
 import zipfile
@@ -38,11 +39,13 @@ def write_program(ranker: Ranker, path: Path, facts: dict[str, Any]) -> None:
     """Write the ranker as torch.export.save does; `torch.export.load(path).module()(features, sizes)` scores."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.export.save(exported_program(ranker), str(path))
-    with zipfile.ZipFile(path, "a") as archive:
+        content = io.BytesIO()  # torch's own writer does not say why a disk takes no more
+        torch.export.save(exported_program(ranker), content)
+    with zipfile.ZipFile(content, "a") as archive:
         folder = archive.namelist()[0].partition("/")[0]
         known = facts | {"checksum": _digest(archive)}
         archive.writestr(f"{folder}/{FACTS}", json.dumps(known))
+    path.write_bytes(content.getvalue())
 
 
 def program_scores(path: Path) -> Any:
