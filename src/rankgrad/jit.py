@@ -33,7 +33,9 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
         save = made._cache.save_overload
 
         def save_if_it_can(*arguments: Any) -> None:
-            with suppress(OSError):  # the disk is full, or the folder cannot be written any more: it is compiled all the same
+            with suppress(
+                OSError
+            ):  # the disk is full, or the folder cannot be written any more: it is compiled all the same
                 save(*arguments)
 
         made._cache.save_overload = save_if_it_can
