@@ -119,8 +119,7 @@ def _explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, OtherProcessError):
         return 2, ""
     if isinstance(error, InterruptedRunError):
-        # The first process says that all were stopped; each of the others only that it lost another one.
-        return error.status, str(error) if _process() == 0 or error.__cause__ else ""
+        return error.status, str(error)
     no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's has that name
     if no_memory or "can't allocate memory" in str(error):
         return 2, "there is not enough memory; lower --batch-size or --list-size, or choose a smaller model"

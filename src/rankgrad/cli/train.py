@@ -161,7 +161,8 @@ def train(
         raise ValueError("there is nothing to train on; expected DATA, a configuration file, or --resume RUN")
     from rankgrad.cli.render import describe_report
     from rankgrad.runs.folder import read_config_table
-    from rankgrad.runs.run import train_run
+    from rankgrad.runs.run import begun_before_restart, train_run
+    from rankgrad.training import distributed
     from rankgrad.training.config import configure
     from rankgrad.training.network import import_network
 
@@ -176,7 +177,7 @@ def train(
         kind = config.model.kind
         if trials is not None and kind not in TREES:
             raise ValueError(f"--trials is for boosted trees, and the model is {kind}; expected --model lightgbm, say")
-        out = out or new_folder(_name(config))
+        out = out or begun_before_restart(_name(config), config) or new_folder(_name(config))
     folder = resume or out or Path()
     more = epochs if resume is not None else None
     if kind in TREES and more is None:
@@ -185,7 +186,8 @@ def train(
         report: dict[str, Any] | None = follow_trees(grow_run(folder, config), quiet=quiet)
     else:
         network = import_network(model) if resume is not None and model is not None else None
-        report = follow(train_run(folder, config, epochs=more, model=network), quiet=quiet)
+        with distributed.process_group(), distributed.one_message():
+            report = follow(train_run(folder, config, epochs=more, model=network), quiet=quiet)
     if report is not None:
         show(report, describe_report, quiet=quiet, as_json=as_json)
 

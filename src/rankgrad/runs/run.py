@@ -5,6 +5,7 @@ they need not see it. The first process of each machine reads the data and share
 """
 
 import gc
+import glob
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ from rankgrad.runs.load import load
 from rankgrad.runs.provenance import versions
 from rankgrad.training import distributed
 from rankgrad.training.build import OwnLoss, as_spec, fit_to_data, make_device, make_objectives, make_state, validate
-from rankgrad.training.config import TREES, Config, dumps, loads, replaced
+from rankgrad.training.config import TREES, Config, became, dumps, loads, replaced
 from rankgrad.training.data import ScaledSplits, columns_of, shared_splits, without_zero_weights
 from rankgrad.training.distributed import Signals, lost_a_process
 from rankgrad.training.evaluate import evaluate, evaluate_and_score, metrics_of, score
@@ -59,6 +60,7 @@ class Finished(NamedTuple):
     report: dict[str, Any]
 
 
+RESTARTED = "torchrun has started the processes again, and the run goes on from its newest checkpoint"
 Event = Started | Step | Epoch | Finished
 SplitReader = Callable[[Config, Path, int], ScaledSplits]  # of the configuration, the run's folder, the processes
 
@@ -85,7 +87,8 @@ def train_run(
 
     SIGTERM and Ctrl-C let the current step finish, save, and raise `InterruptedRunError`; so does the loss of another
     process of the run. A new run that fails before it has learned anything leaves no folder behind. While it trains, another
-    process that would train in the same folder is refused.
+    process that would train in the same folder is refused. Where torchrun has started the processes again
+    (`--max-restarts`), a run in the folder that has this configuration goes on; one that is finished is left as it is.
     """
     if model is None and config is not None and is_own(config.model.kind):
         model = import_network(config.model.kind)
@@ -95,18 +98,21 @@ def train_run(
         )
         signals.listen()  # not before: nothing interrupts the wait for the other processes
         fresh, (folder, config, _) = config is not None, started
+        remedy = f"; go on from the newest checkpoint with: rankgrad train --resume {folder}"
+        distributed.advise(remedy)
         try:
             yield started
+            if distributed.restarted() and _is_done(folder, rank):
+                if rank == 0:
+                    yield Finished({"run": str(folder), **files.read_report(folder)})
+                return
             with threads_and_precision(config.train.threads, config.train.precision):
                 yield from _train_run(config, folder, place, rank, world, signals, loss, model, read)
         except (InterruptedRunError, NonFiniteError, GeneratorExit):
             raise
         except Exception as error:
             if world > 1 and isinstance(error, RuntimeError) and lost_a_process(error):
-                raise InterruptedRunError(
-                    "another process of the run ended, and its own message says why; what was learned is saved; go on with: "
-                    f"rankgrad train --resume {folder}"
-                ) from error
+                raise InterruptedRunError(f"another process of the run ended{remedy}") from error
             if (fresh or place != folder) and rank == 0:
                 files.discard_unlearned(place)
             raise
@@ -120,6 +126,14 @@ def _begin(
     """Begin a run, go on with one, or extend one; and where it writes."""
     if config is not None and epochs is not None:
         raise ValueError("epochs= extends a finished run; expected no configuration with it; set train.epochs there")
+    if distributed.restarted() and files.is_finished(folder) and not files.is_extending(folder):
+        found = files.read_config(folder)
+        if (
+            became(_settled_with_start(config, loss, model)[0], found)
+            if config
+            else epochs in (None, found.train.epochs)
+        ):
+            return Started(folder, found, RESTARTED), folder
     if config is None and (epochs is not None or files.is_extending(folder)):
         return _begin_extension(folder, epochs, model, held), files.extension(folder)
     return begin_run(folder, config, held, loss, model), folder
@@ -195,20 +209,43 @@ def begin_run(
         if config.train.init is not None and not (folder / files.INIT).is_file():  # it was killed before it had a copy
             write_atomically(folder / files.INIT, files.read_start(Path(config.train.init)).packed())
         return Started(folder, config)
-    config = settled(config, loss, model)
+    config, start = _settled_with_start(config, loss, model)
+    if distributed.restarted() and (folder / files.CONFIG).is_file() and became(config, files.read_config(folder)):
+        return begin_run(folder, None, held, loss, model)._replace(note=RESTARTED)
     files.expect_new(folder)
-    if config.train.init is None:
-        held.enter_context(locked(folder, make=True))
-        files.make_folder(folder, config)
-        return Started(folder, config)
-    start = files.read_start(Path(config.train.init))
-    config = replaced(config, "train.init", os.path.abspath(config.train.init))
-    config = replaced(config, "data.scaling", start.scaling.kind)
     held.enter_context(locked(folder, make=True))
     files.make_folder(folder, config)
+    if start is None:
+        return Started(folder, config)
     write_atomically(folder / files.INIT, start.packed())
     note = f"it starts from the weights of {start.source} and keeps its scaling ({start.scaling.kind}), which they depend on"
     return Started(folder, config, note)
+
+
+def begun_before_restart(name: str, config: Config) -> Path | None:
+    """The folder under runs/ that these processes began before torchrun started them again; None: there is none."""
+    if not distributed.restarted() or distributed.rank() > 0:
+        return None
+    wanted, _ = _settled_with_start(config)
+    found = [file.parent for file in Path("runs").glob(f"{glob.escape(name)}-*/{files.CONFIG}")]
+    begun = [run for run in found if not files.is_finished(run) and became(wanted, files.read_config(run))]
+    return max(begun, key=lambda run: (run / files.CONFIG).stat().st_mtime, default=None)
+
+
+def _settled_with_start(config: Config, loss: OwnLoss = None, model: OwnModel = None) -> tuple[Config, Start | None]:
+    """The configuration that a new run is begun with, as it is read from its folder, and the weights it starts from."""
+    config, start = settled(config, loss, model), None
+    if config.train.init is not None:
+        start = files.read_start(Path(config.train.init))
+        config = replaced(config, "train.init", os.path.abspath(config.train.init))
+        config = replaced(config, "data.scaling", start.scaling.kind)
+    return loads(dumps(config)), start
+
+
+def _is_done(folder: Path, rank: int) -> bool:
+    """Whether the run in the first process's folder is finished, in every process."""
+    done = rank == 0 and files.is_finished(folder) and not files.is_extending(folder)
+    return bool(distributed.broadcast_bytes(b"done" if done else b""))
 
 
 def settled(config: Config, loss: OwnLoss = None, model: OwnModel = None) -> Config:
@@ -302,7 +339,9 @@ def _train_run(
             yield event
     except RuntimeError as error:
         if world > 1 and lost_a_process(error):
-            record.save()  # the step that failed has changed nothing
+            distributed.watch_no_more()
+            if device.type == "cpu" and state.shares_lists and not any(True for _ in state.model.buffers()):
+                record.save()  # the step that failed has changed nothing; on a GPU that is not known
         raise
     record.close()
     if not state.finished(config.train):
@@ -355,7 +394,13 @@ def _train_run(
         yield Finished({"run": str(folder), **report})
     del loop
     gc.collect()
-    distributed.barrier()
+    try:
+        distributed.barrier()
+    except RuntimeError as error:
+        if rank > 0 or not lost_a_process(
+            error
+        ):  # to the first, which has written everything, it does not matter any more
+            raise
 
 
 def _start_of(folder: Path, config: Config, rank: int) -> Start | None:

@@ -171,6 +171,25 @@ class Config:
     train: Train = field(default_factory=Train)
 
 
+LEFT_OPEN = ("count", "keep", "bag", "batch_size", "epochs", "threads")  # numbers that are 0 until the data are known
+
+
+def became(config: Config, found: Config) -> bool:
+    """Whether `found` is this configuration, or what it became when the data were known.
+
+    >>> became(Config(), Config(train=Train(threads=2))), became(Config(), Config(train=Train(seed=2)))
+    (True, False)
+    """
+    for section in dataclasses.fields(config):
+        ours, theirs = getattr(config, section.name), getattr(found, section.name)
+        for key in dataclasses.fields(ours):
+            own = getattr(ours, key.name)
+            settled_later = key.name == "select" or (key.name in LEFT_OPEN and own == 0)
+            if own != getattr(theirs, key.name) and not settled_later:
+                return False
+    return True
+
+
 def loads(text: str, source: str = "the configuration", *, of_run: bool = False) -> Config:
     r"""A Config from TOML; every key must be known and of its type.
 

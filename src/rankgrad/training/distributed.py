@@ -1,4 +1,4 @@
-"""A run among other processes: joining those that torchrun started, sending them bytes, and signals to stop.
+"""A run among other processes: joining those that torchrun started, noticing that one is lost, sending bytes, signals to stop.
 
 Everything works alone too, where there is nobody to wait for. Only bytes are sent: torch's own way of sending objects
 would load pickles.
@@ -10,8 +10,10 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +25,71 @@ from torch import Tensor
 from rankgrad.errors import InterruptedRunError, OtherProcessError
 
 T = TypeVar("T")
+
+JOINING = timedelta(minutes=5)  # that processes which are started together may take to import what they need
+# An exchange waits for whoever still works alone: reading text, writing results. It is long because a process that died closes its
+# connections, and one that stands still stops beating.
+WORKING = timedelta(hours=6)
+BEAT = 2.0  # seconds
+MISSED = 10  # beats after which a process is lost; torchrun takes another 30 s to end one that stands still
+SPOKE = "spoke"
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
+
+class Heart(threading.Thread):
+    """Tells the others every other second that this process lives, and ends it if one of them has not beaten for a while.
+
+    A process that is stopped, or whose machine is frozen, closes no connection: those who wait for it would wait for hours, in
+    a call that nothing can interrupt. Missed beats are counted in beats of one's own, so that all may be stopped together and go on.
+    """
+
+    def __init__(self, store: Any, rank: int, world: int) -> None:
+        super().__init__(name="rankgrad-heart", daemon=True)
+        self.remedy = ""  # what a person is told beside that a process was lost
+        self.store, self._rank, self._world = store, rank, world
+        self._stopping = threading.Event()
+        store.set(self._key(rank), "0")
+        store.wait([self._key(number) for number in range(world)], JOINING)
+
+    @staticmethod
+    def _key(number: int) -> str:
+        return f"beats/{number}"
+
+    def run(self) -> None:
+        """Beat until told to stop."""
+        own, missed, seen = 0, [0] * self._world, [b""] * self._world
+        while not self._stopping.wait(BEAT):
+            own += 1
+            try:
+                self.store.set(self._key(self._rank), str(own))
+                beats = [self.store.get(self._key(number)) for number in range(self._world)]
+            except RuntimeError:  # the process that kept the store is gone, and the others notice that by themselves
+                return
+            for number, beat in enumerate(beats):
+                missed[number] = missed[number] + 1 if beat == seen[number] and beat != b"left" else 0
+            seen = beats
+            if max(missed) >= MISSED and not self._stopping.is_set():
+                self._leave(missed.index(max(missed)))
+
+    def stop(self) -> None:
+        """Leave, and tell the others not to wait for another beat."""
+        self._stopping.set()
+        self.join()
+        with contextlib.suppress(RuntimeError):
+            self.store.set(self._key(self._rank), "left")
+
+    def _leave(self, number: int) -> None:
+        with contextlib.suppress(RuntimeError, OSError, ValueError):
+            if self.store.add(SPOKE, 1) == 1 and sys.stderr is not None:
+                shown = "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""  # a bar has hidden the cursor
+                words = (
+                    f"process {number} of the run has not answered for {MISSED * BEAT:.0f} s, and the others have ended"
+                )
+                os.write(sys.stderr.fileno(), f"{shown}rankgrad: {words}{self.remedy}\n".encode())
+        os._exit(130)
+
+
+_heart: Heart | None = None
 
 
 def rank() -> int:
@@ -40,18 +107,78 @@ def place() -> tuple[int, int]:
 @contextlib.contextmanager
 def process_group() -> Iterator[tuple[int, int]]:
     """Join the other processes under torchrun: (rank, world). A group that the caller has made is used and left alone."""
+    global _heart
     if dist.is_initialized() or not _launched():
         yield (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     try:
-        yield dist.get_rank(), dist.get_world_size()
+        store, number, world = next(rendezvous("env://", timeout=JOINING))
+        # torchrun's store lives on when it starts all processes again.
+        store = PrefixStore(f"rankgrad/{os.environ.get(RESTARTS, 0)}", store)
+        _heart = Heart(store.clone(), number, world)
+    except RuntimeError as error:
+        raise InterruptedRunError(
+            f"the other processes of the run did not join within {JOINING.seconds} s; expected all of them to be started together; "
+            "look at what they said, and start again"
+        ) from error
+    _heart.start()
+    backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        dist.init_process_group(backends, store=store, rank=number, world_size=world, timeout=WORKING)
+        yield number, world
     except BaseException as error:
         _clear_frames(error)
         raise
     finally:
+        _heart.stop()
         gc.collect()  # a gloo group that is destroyed before its DistributedDataParallel aborts now and then
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        _heart = None
+
+
+def advise(remedy: str) -> None:
+    """What a person is told beside that a process was lost."""
+    if _heart is not None:
+        _heart.remedy = remedy
+
+
+def watch_no_more() -> None:
+    """A process is lost and this one is about to say so: what it still has to save may take its time."""
+    if _heart is not None:
+        _heart.stop()
+
+
+@contextlib.contextmanager
+def one_message() -> Iterator[None]:
+    """Of processes that fail together, or one after another, the first says why and the others leave quietly."""
+    try:
+        yield
+    except OtherProcessError:
+        raise
+    except Exception as error:
+        if _speaks_first():
+            raise
+        if isinstance(error, InterruptedRunError):
+            raise InterruptedRunError("", error.status) from None
+        raise OtherProcessError from error
+
+
+def _speaks_first() -> bool:
+    if _heart is None:
+        return True
+    try:
+        return _heart.store.add(SPOKE, 1) == 1
+    except RuntimeError:  # the first process kept the store and is gone: the next one speaks
+        return rank() == 1
+
+
+def restarted() -> bool:
+    """Whether torchrun has started the processes again after it had lost one."""
+    return _launched() and os.environ.get(RESTARTS, "0") not in ("", "0")
 
 
 def barrier() -> None:
@@ -164,7 +291,7 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
         """Handle a signal."""
         again, self.received = self.received, True
         self.status = self.status if number is None else 128 + number
-        if self.patient and not again:
+        if self.patient and not again and not (number == signal.SIGTERM and _launched()):  # which torchrun sends
             _say("stopping after this step")
         if not self.patient:
             raise InterruptedRunError(f"stopped; nothing is lost; go on with: rankgrad train --resume {self._out}")
