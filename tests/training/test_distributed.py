@@ -262,7 +262,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = {path}
 import children
-from distributed_cases import CONFIG, OnOne, Wait
+from distributed_cases import CONFIG, NumbaSeen, OnOne, Wait
 children.train(Path({out!r}), {trap}, CONFIG)
 """
 
@@ -289,11 +289,12 @@ def torchrun(out, trap="None"):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_torchrun_trains_the_run_of_one(single, tmp_path):
-    process = torchrun(tmp_path / "run")
+def test_torchrun_trains_the_run_of_one_with_the_compiled_loss(single, tmp_path):
+    process = torchrun(tmp_path / "run", f"NumbaSeen({str(tmp_path / 'run')!r})")
     said = process.communicate(timeout=120)[0]
     assert process.returncode == 0, said
     assert_alike(tmp_path / "run", single)
+    assert sorted(path.name for path in tmp_path.glob("run.numba-*")) == ["run.numba-0", "run.numba-1"]
 
 
 def test_torchrun_that_loses_a_process(single, tmp_path):
