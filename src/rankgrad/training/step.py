@@ -127,7 +127,7 @@ class TrainStep:
         report, found, norm = _report(totals, norms, values.detach(), scores.grad, self._halted)
         if (
             self._world > 1
-        ):  # gradients are the same everywhere unless a machine errs, and then none of them may go on alone
+        ):  # gradients are equal unless a machine errs, and then none may go on alone
             dist.all_reduce(found, dist.ReduceOp.MAX)
             report[2] = found
         if self._halts:
