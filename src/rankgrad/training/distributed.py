@@ -115,9 +115,9 @@ def process_group() -> Iterator[tuple[int, int]]:
     from torch.distributed.rendezvous import rendezvous
 
     try:
-        store, number, world = next(rendezvous("env://", timeout=JOINING))
+        found, number, world = next(rendezvous("env://", timeout=JOINING))
         # torchrun's store lives on when it starts all processes again.
-        store = PrefixStore(f"rankgrad/{os.environ.get(RESTARTS, 0)}", store)
+        store: Any = PrefixStore(f"rankgrad/{os.environ.get(RESTARTS, 0)}", found)
         _heart = Heart(store.clone(), number, world)
     except RuntimeError as error:
         raise InterruptedRunError(

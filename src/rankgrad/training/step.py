@@ -125,9 +125,7 @@ class TrainStep:
         norms = torch.stack(torch._foreach_norm([p.grad for p in parameters if p.grad is not None]))
         assert scores.grad is not None
         report, found, norm = _report(totals, norms, values.detach(), scores.grad, self._halted)
-        if (
-            self._world > 1
-        ):  # gradients are equal unless a machine errs, and then none may go on alone
+        if self._world > 1:  # gradients are equal unless a machine errs, and then none may go on alone
             dist.all_reduce(found, dist.ReduceOp.MAX)
             report[2] = found
         if self._halts:
