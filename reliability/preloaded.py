@@ -5,7 +5,8 @@ import encodings.utf_8_sig  # noqa: F401 (a user who may not read Python's own f
 import tempfile
 from pathlib import Path
 
-import matplotlib.figure  # noqa: F401
+import matplotlib.figure
+import matplotlib.style  # noqa: F401
 import torch
 import torch._dynamo
 
