@@ -19,7 +19,7 @@ from rankgrad.reproduce.data import raw_splits
 from rankgrad.reproduce.rows import ABLATIONS, ENSEMBLES, INGREDIENTS, STRONG, TABLE2, Row, choose
 from rankgrad.reproduce.trials import Outcome, Request, Trial, train_rows
 from rankgrad.runs.averaging import mean_of_standardised
-from rankgrad.runs.folder import CONVENTION
+from rankgrad.runs.folder import CONVENTION, read_per_document
 from rankgrad.runs.run import Run
 from rankgrad.runs.text import RULES, as_json, table
 from rankgrad.training.config import Config
@@ -124,6 +124,15 @@ def make_strong(request: Request, *, quiet: bool = False) -> Table:
         found = claims.differences(outcome.values, [("strong", name) for name in trees])
         for name, (difference, p_value) in zip(trees, found):
             rows[name]["below"] = {"difference": difference, "p": p_value}
+        if trees:
+            best = max(trees, key=lambda name: _validation(outcome, name))
+            together = {**outcome.values, "together": _together(outcome, ("strong", best))}
+            ((difference, p_value),) = claims.differences(together, [("strong", "together")])
+            rows["together"] = {
+                "title": f"strong and {STRONG[best].title.partition(',')[0]} averaged",
+                "metrics": summary(together["together"]),
+                "below": {"difference": difference, "p": p_value},
+            }
     result = {
         "strong": str(outcome.experiment.out),
         **_facts(outcome),
@@ -145,6 +154,27 @@ def _ensemble(outcome: Outcome, row: str) -> dict[str, np.ndarray]:
         runs = [Run.open(trial.folder, outcome.experiment.device) for trial in trials if trial.fold == fold.fold]
         of_folds.append(measure(mean_of_standardised([run.score(test) for run in runs], test.offsets), test, METRICS))
     return {metric: np.concatenate([values[metric] for values in of_folds])[None] for metric in METRICS}
+
+
+def _validation(outcome: Outcome, row: str) -> float:
+    """How good a row is on validation, the mean over its trials."""
+    lines = [_line(outcome, trial) for trial in outcome.trials if trial.row == row]
+    return float(np.mean([line["vali"]["ndcg@10"][PAPERS_RULE] for line in lines]))
+
+
+def _together(outcome: Outcome, rows: Sequence[str]) -> dict[str, np.ndarray]:
+    """Per-query values [seeds, queries] of rows whose scores are averaged, trial by trial, from the scores the runs kept."""
+    folders = {(trial.seed, trial.fold, trial.row): trial.folder for trial in outcome.trials}
+    tests = {fold.fold: raw_splits(fold.path, fold.path_fold)["test"] for fold in outcome.experiment.folds}
+    of_seeds = []
+    for seed in sorted({seed for seed, *_ in folders}):
+        of_folds = []
+        for fold, test in tests.items():
+            kept = [read_per_document(folders[seed, fold, row]) for row in rows]
+            scores = mean_of_standardised([each.scores for each in kept if each is not None], test.offsets)
+            of_folds.append(measure(scores, test, METRICS))
+        of_seeds.append({metric: np.concatenate([values[metric] for values in of_folds]) for metric in METRICS})
+    return {metric: np.stack([values[metric] for values in of_seeds]) for metric in METRICS}
 
 
 def _table(outcome: Outcome, result: dict[str, Any], rows: Sequence[str], report: str, what: str) -> Table:
@@ -348,6 +378,10 @@ def _strong_page(result: Mapping[str, Any]) -> Page:
     rows += [(row["title"], *_numbers(row), *_difference(row.get("below", {}))) for row in result["rows"].values()]
     notes = [
         *_notes(result, "the recipe strong, Holm-corrected"),
+        *(
+            ["averaged with the trees that are best on validation: the mean of scores standardised within each list"]
+            * ("together" in result["rows"])
+        ),
         *(f"skipped: {STRONG[name].title}: {why}" for name, why in result["skipped"].items()),
         f"the runs are in {result['strong']}; report: {result['report']}",
     ]
