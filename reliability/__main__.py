@@ -15,7 +15,7 @@ from reliability.table import PAGE, Row, merged
 
 ROOMS = {
     "chaos": ("damaged", "killed", "refused", "numbers", "workers", "names"),
-    "nightly": ("invariants", "readers"),
+    "nightly": ("invariants", "readers", "load"),
 }  # the files of each command's promises
 LOGS = Path("build/reliability")
 
