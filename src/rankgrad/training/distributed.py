@@ -66,17 +66,15 @@ class Heart(threading.Thread):
             except RuntimeError:  # the process that kept the store is gone, and the others notice that by themselves
                 return
             for number, beat in enumerate(beats):
-                missed[number] = missed[number] + 1 if beat == seen[number] and beat != b"left" else 0
+                missed[number] = missed[number] + 1 if beat == seen[number] else 0
             seen = beats
             if max(missed) >= MISSED and not self._stopping.is_set():
                 self._leave(missed.index(max(missed)))
 
     def stop(self) -> None:
-        """Leave, and tell the others not to wait for another beat."""
+        """Beat no more: whoever leaves in order has met the others at the end, or closes its connections."""
         self._stopping.set()
-        self.join()
-        with contextlib.suppress(RuntimeError):
-            self.store.set(self._key(self._rank), "left")
+        self.join(BEAT)  # a store that does not answer must not hold it up
 
     def _leave(self, number: int) -> None:
         with contextlib.suppress(RuntimeError, OSError, ValueError):
