@@ -231,13 +231,13 @@ PROMISES = [
         "refused",
         "Every command that writes, on a full disk, a read-only one, under a file-size limit, without permission and home: one sentence with "
         "path and cause, old files as they were, and goes on when there is room",
-        4,
+        2,
         troubles,
     ),
     Promise(
         "two-at-once",
         "Of two processes on one run, prepared dataset, table or file the second is refused with a sentence, and the first ends whole",
-        60,
+        30,
         two_at_once,
     ),
     Promise("no-cache", "Without a home and a cache for compiled code a command does its work", 1, no_cache),
