@@ -111,18 +111,17 @@ class Workplace:
 
 
 def contents(run: Path) -> dict[str, Any]:
-    """The files of a run, without what tells the time."""
+    """The files of a run, without what tells the time, or sums up what does, or is another after the last epoch was resumed."""
     found: dict[str, Any] = {}
     for path in sorted(run.iterdir()):
         if path.name.startswith("checkpoint"):
             continue  # it holds the seconds, and the one before the last a step within an epoch where a process was lost
         if path.suffix in (".json", ".jsonl"):
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+            timed = ("seconds", "execution", "history", "checksum")
             found[path.name] = [
-                {key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines
+                {key: value for key, value in json.loads(line).items() if key not in timed} for line in lines
             ]
-            for line in found[path.name]:
-                line.pop("execution", None)  # None where a run was resumed after its last epoch
         else:
             found[path.name] = path.read_bytes()
     return found
@@ -229,7 +228,7 @@ def try_restarts(place: Workplace, draw: random.Random, kills: int) -> str:
             break
         before = workers(process.pid)
         hit(place, process, rank, moment, signal.SIGKILL)
-        seen |= {*before.values()}
+        seen |= {*before.values(), *workers(process.pid).values()}
     complaint = end(process, time.monotonic() + 120)
     if not complaint and process.returncode:
         complaint = f"torchrun ended with status {process.returncode}"
