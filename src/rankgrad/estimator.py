@@ -490,8 +490,14 @@ class NeuralRanker(BaseEstimator):
         tensors, facts = load_tensors(Path(path))
         if "parameters" not in facts:
             raise ValueError(f"{path} is not a saved NeuralRanker; expected a file that NeuralRanker.save wrote")
-        ranker = cls(**_plain(facts["parameters"]))
-        ranker.ranker_ = Ranker.restore(tensors, facts, "cpu", own=model, source=str(path))
+        try:
+            ranker = cls(**_plain(facts["parameters"]))
+            ranker.ranker_ = Ranker.restore(tensors, facts, "cpu", own=model, source=str(path))
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} does not hold what a ranker needs ({type(error).__name__}: {error}); expected a file that NeuralRanker.save "
+                "wrote"
+            ) from error
         if model is None and ranker.model is not None and is_own(str(ranker.model)):  # not what its weights are for
             raise ValueError(
                 f"{path} says of its model {ranker.model!r} and another thing in its configuration; was it changed?"

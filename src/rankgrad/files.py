@@ -21,6 +21,9 @@ from torch import Tensor
 
 FORMAT = 1
 ENTRY = "rankgrad"  # of the file's metadata
+LARGE = 1 << 28  # bytes: no text of ours has as many
+LARGE_JSON = 1 << 24
+HEADER = 100_000_000  # bytes that the header of a safetensors file may have
 CHECKSUM = "checksum"  # the last key of sealed JSON
 _DIGEST, _TAIL = 64, b'"\n}\n'  # what stands after it
 
@@ -207,9 +210,56 @@ def load_tensors(path: Path, hint: str = "") -> tuple[dict[str, Tensor], dict[st
     if not path.is_file():
         raise ValueError(f"{path} does not exist; expected a file written by rankgrad{hint}")
     try:
+        _expect_all_there(path)
         return unpack(path.read_bytes(), str(path))
     except ValueError as error:
         raise ValueError(f"{error}{hint}") from None
+
+
+def _expect_all_there(path: Path) -> None:
+    """Refuse a file whose header speaks of other bytes than it has, before memory is taken for them."""
+    size = expect_no_holes(path)
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        fits = header <= min(size - 8, HEADER)
+        try:
+            entries = parsed_json(file.read(header)) if fits else {}
+            ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+            fits = fits and 8 + header + max(ends, default=0) == size
+        except (ValueError, LookupError, TypeError, AttributeError):
+            fits = False
+    if not fits:
+        raise ValueError(
+            f"{path} is cut short or damaged (its {size} bytes are not those that it speaks of); expected a file written by rankgrad"
+        )
+
+
+def expect_no_holes(path: Path) -> int:
+    """The size of a file; refuses a large one that is next to nothing on the disk: reading it would fill the memory with zeros."""
+    found = path.stat()
+    if found.st_size > LARGE and found.st_blocks * 512 < found.st_size // 1000:
+        raise ValueError(
+            f"{path} has {found.st_size:,} bytes, of which {found.st_blocks * 512:,} are on the disk; expected a file without holes"
+        )
+    return found.st_size
+
+
+def read_text_file(path: Path, most: int = LARGE) -> bytes:
+    """The bytes of a file that holds JSON or TOML; larger than any of ours it is refused."""
+    if path.stat().st_size > most:
+        raise ValueError(
+            f"{path} has {path.stat().st_size:,} bytes; expected less than {most:,}; was it written by rankgrad?"
+        )
+    return path.read_bytes()
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder with a link that leads out of it: a folder of somebody else's is not to show or change other files."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"{path} is a link to {path.resolve()}, out of its folder; expected files of the folder itself; put a copy there"
+            )
 
 
 def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
@@ -229,8 +279,8 @@ def unpack(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]
     try:
         tensors = load(content)
         size = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + size]).get("__metadata__", {})
-        entry = json.loads(header[ENTRY]) if ENTRY in header else header  # before 0.1.0 there were three entries
+        header = parsed_json(content[8 : 8 + size]).get("__metadata__", {})
+        entry = parsed_json(header[ENTRY]) if ENTRY in header else header  # before 0.1.0 there were three entries
     except (SafetensorError, ValueError, LookupError, AssertionError, RuntimeError) as error:
         raise ValueError(f"{name} is cut short or damaged ({error}); expected a file written by rankgrad") from None
     if (
@@ -242,7 +292,7 @@ def unpack(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]
         raise ValueError(f"{name} is of format {found!r}; expected {FORMAT}, written by rankgrad")
     if entry["checksum"] != _checksum(tensors, entry["facts"]):
         raise ValueError(f"{name} was damaged after it was written: its checksum does not match")
-    return tensors, json.loads(entry["facts"])
+    return tensors, parsed_json(entry["facts"])
 
 
 def sealed(facts: Mapping[str, Any]) -> bytes:
@@ -274,7 +324,11 @@ def unsealed(content: bytes, marks: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def parsed_json(content: bytes | str) -> Any:
-    """JSON of somebody else's; a ValueError where it is none, or nested deeper than anything of ours."""
+    """JSON of somebody else's; a ValueError where it is none, nested too deeply, or would take many times its size in memory."""
+    if len(content) > LARGE_JSON:
+        words = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+        if sum(map(words.count, (b"[", b"{", b","))) > len(words) // 4:
+            raise ValueError("it is long and consists of brackets and commas for the most part")
     try:
         return json.loads(content)
     except RecursionError:
@@ -299,5 +353,5 @@ def _checksum(tensors: Mapping[str, Tensor], words: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -3,7 +3,8 @@
 On disk it is one safetensors file that says how its model is built; loading it executes nothing.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -165,7 +166,12 @@ class Ranker:
         `config` is that of a run whose file does not hold it yet, `hint` what to do about a bad file.
         """
         tensors, facts = load_tensors(path, hint)
-        return cls.restore(tensors, facts, device, own=model, config=config, source=str(path))
+        try:
+            return cls.restore(tensors, facts, device, own=model, config=config, source=str(path))
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} does not hold what a ranker needs ({type(error).__name__}: {error}); expected a file that Ranker.save wrote"
+            ) from error
 
     @classmethod
     def restore(
@@ -192,26 +198,39 @@ class Ranker:
         units = facts["units"] if "units" in facts else len(weights["output.weight"])
         tanh = facts["tanh"] if "tanh" in facts else next(iter(losses_of(config).values()))[0].tanh
         model: nn.Module
+        misfit = ValueError(
+            f"the weights in {source} do not fit [model] of its configuration; "
+            "expected them as training wrote them; was one of them changed?"
+        )
+        make: Callable[[], nn.Module]
         if "members.weights" in weights:
-            model = make_averaged(config, scaling.inputs, len(weights["members.weights"]), scaling.codes)
+            members = len(weights["members.weights"])
+            make = functools.partial(make_averaged, config, scaling.inputs, members, scaling.codes)
         else:
             expect_own(config, own, source)
-            with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
-                if own is None:
-                    model = make_scorer(config, scaling.inputs, units, scaling.codes, tanh=tanh)
-                else:
-                    model = make_network(own, scaling.inputs, config.model.options)
+            make = functools.partial(make_scorer, config, scaling.inputs, units, scaling.codes, tanh=tanh)
+            if own is None and max(config.model.layers, len(config.model.hidden)) > max(64, len(weights)):
+                raise misfit
+        with torch.random.fork_rng(devices=[]):  # a fresh model draws its start
+            if own is not None and "members.weights" not in weights:
+                model = make_network(own, scaling.inputs, config.model.options)
+            else:
+                try:  # without memory at first: a file may speak of more weights than it has
+                    with torch.device("meta"):
+                        shapes = {name: tensor.shape for name, tensor in make().state_dict().items()}
+                except (RuntimeError, TypeError, OverflowError):
+                    raise misfit from None
+                if shapes != {name: tensor.shape for name, tensor in weights.items()}:
+                    raise misfit
+                model = make()
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
-            if own is not None:
-                raise ValueError(
-                    f"the weights in {source} do not fit the network that was given; expected {config.model.kind} as it was when it "
-                    f"was trained ({' '.join(str(error).split())})"
-                ) from None
+            if own is None:
+                raise misfit from None
             raise ValueError(
-                f"the weights in {source} do not fit [model] of its configuration; "
-                "expected them as training wrote them; was one of them changed?"
+                f"the weights in {source} do not fit the network that was given; expected {config.model.kind} as it was when it "
+                f"was trained ({' '.join(str(error).split())})"
             ) from None
         place = make_device(device)
         names = tuple(facts["feature_names"]) if facts.get("feature_names") else None

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from rankgrad.data.feature_rows import FeatureRows, Features
-from rankgrad.files import parsed_json, replacing, sealed, unsealed
+from rankgrad.files import expect_no_holes, parsed_json, read_text_file, refuse_links, replacing, sealed, unsealed
 
 FORMAT = "rankgrad dataset"
 VERSION = 1
@@ -71,9 +71,11 @@ def read_folder(source: Path, *, verify: bool = False) -> tuple[dict[str, np.nda
         raise ValueError(f"{source / MANIFEST} does not say what the arrays are; expected a folder written by save()")
     for name, entry in arrays.items():
         path = source / f"{name}.npy"
+        if not name.isidentifier():  # ../ leads out of the folder
+            raise ValueError(f"{source / MANIFEST} names an array {name!r}; expected a word; prepare the data again")
         if not path.is_file():
             raise ValueError(f"{path} is missing; {MANIFEST} lists it; prepare the data again")
-        size = path.stat().st_size
+        size = expect_no_holes(path)
         if size != entry["bytes"]:
             raise ValueError(f"{path} has {size} bytes; {MANIFEST} says {entry['bytes']}; prepare the data again")
         if name == "features" and size > FULL_CHECK and not verify:
@@ -137,8 +139,9 @@ def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What a saved dataset says about itself: format, version and checksum verified, arrays not looked at."""
     path = folder / MANIFEST
+    refuse_links(folder)
     try:
-        content = path.read_bytes()
+        content = read_text_file(path)
         manifest = parsed_json(content)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise ValueError(f"{path.parent} holds no {MANIFEST}; expected a folder written by save()") from None

@@ -20,6 +20,7 @@ from rankgrad.data.svmlight.reader import read_svmlight
 from rankgrad.data.synthetic import SIZES, synthetic
 from rankgrad.data.tables.files import is_table, table_files
 from rankgrad.data.tables.reader import read_table
+from rankgrad.files import refuse_links
 
 Splits = dict[str, Callable[[], RankingDataset]]  # each read when it is asked for
 
@@ -185,6 +186,7 @@ def _splits_of(
         return {"train": partial(RankingDataset.open, path)}
     saved = _saved_in(path)
     if saved:
+        refuse_links(path)
         _refuse_unfinished(path, saved)
         return {split: partial(RankingDataset.open, path / split) for split in saved}
     read = partial(read_table, labelled=labelled, **columns.of_table(names))

@@ -5,12 +5,27 @@ from contextlib import suppress
 from pathlib import Path
 
 SHARE = 4  # a copy may take one part in this many of what is free: there are other splits, a model and its batches
+UNPACKED, MANY_TIMES = 1 << 28, 100  # a file may unpack to so many bytes, or to so many times its size
 UNKNOWN = 2 << 30  # bytes taken for free where the system does not say
 
 
 def affordable(size: int) -> bool:
     """Whether a copy of this many bytes is made at once; a larger one is made piece by piece, when pieces are asked for."""
     return size <= free_bytes() // SHARE
+
+
+def many_times(path: Path, size: int) -> bool:
+    """Whether so many bytes are a lot, and more than a hundred times those of the file they come from: no lists compress so well."""
+    return size > max(UNPACKED, MANY_TIMES * path.stat().st_size)
+
+
+def expect_archive(path: Path, unpacked: int) -> None:
+    """Refuse compressed text when it has been unpacked to too many bytes."""
+    if many_times(path, unpacked):
+        raise ValueError(
+            f"{path} unpacks to more than {MANY_TIMES} times its size; expected lists, which do not compress so well; unpack it "
+            "yourself if it is meant to be as large"
+        )
 
 
 def free_bytes() -> int:

@@ -28,6 +28,7 @@ from rankgrad.data.categories import Levels, code_map
 from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset
 from rankgrad.data.feature_rows import FeatureRows, Features, rows_at_once
 from rankgrad.data.sparse import Entries
+from rankgrad.files import parsed_json
 
 KINDS = ("auto", "web30k", "symlog", "standard", "quantile", "quantile_auto", "none")
 
@@ -198,7 +199,7 @@ class Scaling:
                     f"the state's {name} is {arrays[name].dtype} of shape {list(arrays[name].shape)}, which does not "
                     f"fit {columns} columns; expected what Scaling.to_state returned; fit the scaling again"
                 )
-        levels = json.loads(bytes(np.asarray(state["categories"]))) if "categories" in state else {}
+        levels = parsed_json(bytes(np.asarray(state["categories"]))) if "categories" in state else {}
         return cls(kind, arrays, {int(column): tuple(texts) for column, texts in levels.items()})
 
 

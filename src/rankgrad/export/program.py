@@ -13,6 +13,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from rankgrad.export.graph import ScoringGraph
+from rankgrad.files import parsed_json
 from rankgrad.ranker import Ranker
 
 FACTS = "extra/rankgrad.json"  # within the archive
@@ -65,8 +66,10 @@ def read_program(path: Path) -> dict[str, Any]:
     """The facts in a file, after a look at its checksum."""
     try:
         with zipfile.ZipFile(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+                raise zipfile.BadZipFile("torch compresses nothing, and this unpacks to more than it is")
             name = next(name for name in archive.namelist() if name.endswith(FACTS))
-            facts = json.loads(archive.read(name))
+            facts = parsed_json(archive.read(name))
             whole = _digest(archive) == facts.get("checksum")
     except (zipfile.BadZipFile, StopIteration, ValueError, OSError):
         whole = False

@@ -16,7 +16,7 @@ import torch
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.tables.arrow import TEXT, expect_numbers, kind_of, open_table, plain, reads_as_number
-from rankgrad.files import replacing
+from rankgrad.files import expect_no_holes, replacing
 from rankgrad.inert import inert_cell
 from rankgrad.metrics import parse_metric
 from rankgrad.runs import folder as files
@@ -47,7 +47,7 @@ def read_scores(
         raise ValueError(f"{file} does not exist; expected a file with scores; check the path")
     if kind_of(file) is not None and not _is_bare(file):
         return _of_table(file, data, qid, document)
-    lines = _lines(file)
+    lines = _lines(file, 2 * len(data.labels) + 1000)
     fields = len(lines[0][1]) if lines else 1
     if fields not in (1, 6):
         number, words = lines[0]
@@ -132,14 +132,22 @@ def is_elsewhere(folder: Path) -> bool:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _lines(file: Path) -> list[tuple[int, list[str]]]:
+def _lines(file: Path, most: int) -> list[tuple[int, list[str]]]:
     """The words of every line that is not blank, with its number."""
+    lines = []
+    expect_no_holes(file)
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        with file.open(encoding="utf-8-sig") as text:
+            for number, line in enumerate(text, 1):
+                if words := line.split(maxsplit=20):
+                    lines.append((number, words))
+                if len(lines) > most:
+                    raise ValueError(
+                        f"{file} holds more than {most:,} lines, and the lists have fewer documents; expected one for each"
+                    )
     except UnicodeDecodeError:
         raise ValueError(f"{file} is not text; {EXPECTED}") from None
-    lines = ((number, line.split()) for number, line in enumerate(text.split("\n"), 1))
-    return [(number, words) for number, words in lines if words]
+    return lines
 
 
 def _is_bare(file: Path) -> bool:

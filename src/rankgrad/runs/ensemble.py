@@ -1,6 +1,5 @@
 """Several runs as one ranker: the mean of their scores, standardised within each list."""
 
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from rankgrad.runs.elsewhere import is_elsewhere
 from rankgrad.runs.folder import TREES, read_config_table
 from rankgrad.runs.run import Run, ScoringRun
 from rankgrad.runs.trees import TreeRun
+from rankgrad.training.config import parse_toml
 from rankgrad.training.evaluate import measure, metrics_of
 from rankgrad.training.network import is_own, network_name
 
@@ -45,7 +45,11 @@ def open_run(folder: Path, device: str = "auto", networks: Sequence[Network] = (
 def _network_of(source: Path, networks: Sequence[Network]) -> Network | None:
     if not networks:
         return None
-    table = read_config_table(source) if source.is_dir() else tomllib.loads(load_tensors(source)[1].get("config", ""))
+    table = (
+        read_config_table(source)
+        if source.is_dir()
+        else parse_toml(load_tensors(source)[1].get("config", ""), str(source))
+    )
     kind = str(table.get("model", {}).get("kind"))
     fitting = [own for own in networks if network_name(own) == kind] or (networks if len(networks) == 1 else ())
     return fitting[0] if fitting and is_own(kind) else None

@@ -26,7 +26,6 @@ import hashlib
 import json
 import re
 import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -39,11 +38,21 @@ from torch import Tensor
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import Scaling
-from rankgrad.files import fsync_folder, load_tensors, parsed_json, save_tensors, sealed, unsealed, write_atomically
+from rankgrad.files import (
+    fsync_folder,
+    load_tensors,
+    parsed_json,
+    read_text_file,
+    refuse_links,
+    save_tensors,
+    sealed,
+    unsealed,
+    write_atomically,
+)
 from rankgrad.ranker import Ranker
 from rankgrad.runs.provenance import machine_facts, versions
 from rankgrad.runs.text import nullable
-from rankgrad.training.config import Config, dumps, loads
+from rankgrad.training.config import MOST_OF_CONFIG, Config, dumps, loads, parse_toml
 from rankgrad.training.evaluate import summarise
 from rankgrad.training.network import OwnModel
 from rankgrad.training.start import MEMBERS, Start
@@ -196,7 +205,8 @@ def _sealed_config(config: Config, identity: str) -> bytes:
 
 def _unsealed_config(file: Path) -> tuple[str, str | None]:
     """The text of a run's configuration, and the run's identity, which is None of one that an earlier version wrote."""
-    content, head = file.read_bytes(), _HEAD.encode()
+    refuse_links(file.parent)
+    content, head = read_text_file(file, MOST_OF_CONFIG), _HEAD.encode()
     last = content[content.rfind(b"\n", 0, -1) + 1 :]
     found = _LAST.fullmatch(last)
     if found is None and not content.startswith(head) and not (head.startswith(content) and content.strip()):
@@ -217,7 +227,7 @@ def read_config(folder: Path) -> Config:
     file = folder / CONFIG
     if not file.is_file():
         raise ValueError(f"{folder} is not a run: it has no {CONFIG}; expected a folder that `rankgrad train` made")
-    if not file.read_bytes().strip():
+    if not read_text_file(file, MOST_OF_CONFIG).strip():
         raise ValueError(f"{file} is empty; {_EMPTY}")
     return loads(_unsealed_config(file)[0], str(file), of_run=True)
 
@@ -237,11 +247,7 @@ def read_config_of(source: Path) -> Config:
 def read_config_table(folder: Path) -> dict[str, Any]:
     """The configuration as it was written, for showing it: of any version, and empty where there is none."""
     file = folder / CONFIG
-    text = _unsealed_config(file)[0] if file.is_file() else ""
-    try:
-        return tomllib.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{file} is not TOML ({error}); expected it as training wrote it; was it changed?") from None
+    return parse_toml(_unsealed_config(file)[0], str(file)) if file.is_file() else {}
 
 
 # --- more epochs of a finished run ------------------------------------------------------------------------------------
@@ -340,7 +346,7 @@ class HistoryFile:
         places = [self._path, *([] if before is None else [before / HISTORY])]
         found = next((path for path in places if path.exists()), None)
         if found is not None:
-            lines = found.read_bytes().splitlines(keepends=True)[: epochs if known is None else known["lines"]]
+            lines = read_text_file(found).splitlines(keepends=True)[: epochs if known is None else known["lines"]]
             if known is not None and _history_facts(b"".join(lines)) != known:
                 raise _damaged_history(found)
             self._lines = [line.decode().rstrip("\n") for line in lines]
@@ -367,7 +373,7 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     file = folder / HISTORY
     if not file.is_file():
         return []
-    content = file.read_bytes()
+    content = read_text_file(file)
     known = read_report(folder).get("history") if is_finished(folder) and not is_extending(folder) else None
     if known is not None and known != _history_facts(content):
         raise _damaged_history(file)
@@ -554,7 +560,8 @@ def write_sealed(folder: Path, name: str, facts: Mapping[str, Any], identity: st
 def read_sealed(folder: Path, name: str, remedy: str) -> dict[str, Any]:
     """What `write_sealed` wrote into a run's folder; JSON of an earlier version is taken as it is, in the folder of an earlier version."""
     try:
-        facts = unsealed((folder / name).read_bytes(), [IDENTITY])
+        refuse_links(folder)
+        facts = unsealed(read_text_file(folder / name), [IDENTITY])
     except ValueError as error:
         raise ValueError(f"{folder / name} is damaged ({error}); {remedy}") from None
     if name != REPORT or (folder / CONFIG).is_file():

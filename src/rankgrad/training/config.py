@@ -29,6 +29,7 @@ TREES = ("lightgbm", "xgboost", "catboost")  # kinds of model that other librari
 NATIVE = "native"  # loss.name of trees: the library's own objective; native:NAME is another one of its own
 
 # Keys that configurations had once. Runs written with them still open: they are left out, with a warning.
+MOST_OF_CONFIG, DEPTH = 1 << 24, 64  # bytes of a file, parts of a key
 GONE = {"train": ("compile",)}
 
 
@@ -201,21 +202,37 @@ def loads(text: str, source: str = "the configuration", *, of_run: bool = False)
     ...
     ValueError: the configuration: unknown key 'epoch' in [train]; did you mean 'epochs'?
     """
-    try:
-        table = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits and 1,000 brackets are no TOMLDecodeError
-        raise ValueError(
-            f"{source} is not TOML: {error}; expected lines such as epochs = 8 under a line [train]; mend it there"
-        ) from None
+    table = parse_toml(text, source)
     if of_run:
         _leave_out_gone(table, source)
         if isinstance(table.setdefault("data", {}), dict):
             table["data"].setdefault("missing", "all_zero")  # as all readers had it then
-    return _build(Config, table, "", source)
+    try:
+        return _build(Config, table, "", source)
+    except RecursionError:  # in a value that a message would show
+        raise ValueError(f"{source} is nested too deeply; expected a configuration; mend it there") from None
+
+
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """A table from TOML of somebody else's; a ValueError where it is none or nested deeper than any configuration."""
+    try:
+        # A key a.a.a takes the square of its length.
+        if max(part.count(".") for part in re.split(r"[,={}\n]", text)) > DEPTH:
+            raise ValueError("it is nested too deeply")
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        words = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(
+            f"{source} is not TOML: {words}; expected lines such as epochs = 8 under a line [train]; mend it there"
+        ) from None
 
 
 def load(file: Path, *, of_run: bool = False) -> Config:
     """The configuration in a file; `of_run` as in `loads`."""
+    if file.stat().st_size > MOST_OF_CONFIG:
+        raise ValueError(
+            f"{file} has {file.stat().st_size:,} bytes; expected a configuration of at most {MOST_OF_CONFIG:,}"
+        )
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:

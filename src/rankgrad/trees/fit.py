@@ -87,7 +87,15 @@ def fit_trees(
 def load_trees(library: str, path: Path) -> LoadedTrees:
     """What `FittedTrees.save` wrote."""
     expect_library(library)
-    return LOADERS[library](path)
+    try:
+        return LOADERS[library](path)
+    except Exception as error:
+        if type(error).__name__ not in ERRORS:
+            raise
+        said = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{library} cannot read {path} ({said}); expected what it wrote; train the run again"
+        ) from error
 
 
 def fit_grid(config: TreeConfig, splits: Mapping[str, RankingDataset]) -> tuple[FittedTrees, list[dict[str, Any]]]:

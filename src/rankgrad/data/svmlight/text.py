@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from rankgrad.data.memory import expect_archive
 from rankgrad.data.svmlight.line import MAX_LINE, quote
 
 BLOCK = 2 << 20  # bytes read at a time: a block and what is parsed from it stay in the processor's cache
@@ -87,8 +88,13 @@ def _chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
             "get the file again, or rename it if it is plain text"
         )
     decoders = {None: _plain, ".gz": _gunzip, ".bz2": _bunzip, ".zst": _unzstd}
+    unpacked = 0
     try:
-        yield from decoders[kind](file)
+        for chunk in decoders[kind](file):
+            unpacked += len(chunk)
+            if kind is not None:
+                expect_archive(path, unpacked)
+            yield chunk
     except (EOFError, OSError, zlib.error, _DamagedError) as error:
         if kind is None:
             raise

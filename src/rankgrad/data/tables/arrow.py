@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankgrad.data.memory import affordable, expect_archive, many_times
+
 PARQUET, TEXT, ARROW = (".parquet", ".pq"), (".csv", ".tsv"), (".arrow", ".feather", ".ipc")
 ARCHIVES = (".gz", ".bz2", ".zst")
 NULLS = ("NA", "N/A", "NULL", "Null", "null", "None", "none")
@@ -103,8 +105,11 @@ def _read_file(path: Path, qid: str, wanted: Callable[[str], bool]) -> Any:
         raise ValueError(f"{path} has no known ending; expected {', '.join(PARQUET + TEXT + ARROW)}; rename it")
     try:
         if kind in PARQUET:
-            return sound(pyarrow.parquet.ParquetFile(path).read())
+            with pyarrow.parquet.ParquetFile(path) as file:
+                _expect_affordable(path, 8 * file.metadata.num_rows * max(1, file.metadata.num_columns))
+                return sound(file.read())
         if kind in TEXT:
+            _expect_archive(path)
             return _read_csv(path, "," if kind == ".csv" else "\t", qid, wanted)
         return sound(_read_arrow(path))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -198,10 +203,40 @@ def _read_arrow(path: Path) -> Any:
     pyarrow = import_pyarrow()
     with pyarrow.memory_map(str(path)) as file:
         try:
-            return pyarrow.ipc.open_file(file).read_all()
+            return _read_batches(path, pyarrow.ipc.open_file(file))
         except pyarrow.ArrowInvalid:
             file.seek(0)
-            return pyarrow.ipc.open_stream(file).read_all()
+            return _read_batches(path, pyarrow.ipc.open_stream(file))
+
+
+def _read_batches(path: Path, reader: Any) -> Any:
+    batches, size = [], 0
+    every = iter(reader) if hasattr(reader, "__iter__") else map(reader.get_batch, range(reader.num_record_batches))
+    for batch in every:
+        size += batch.nbytes
+        _expect_affordable(path, size)
+        batches.append(batch)
+    return import_pyarrow().Table.from_batches(batches, reader.schema)
+
+
+def _expect_affordable(path: Path, size: int) -> None:
+    """Refuse a table that is many times as large in memory as on the disk, and for which there is no room."""
+    if many_times(path, size) and not affordable(size):
+        raise ValueError(
+            f"{path} would take {size:,} bytes of memory, many times its size and more than can be spared; expected a "
+            "smaller table; `rankgrad prepare` reads it in parts"
+        )
+
+
+def _expect_archive(path: Path) -> None:
+    """Refuse compressed text that unpacks to many times its size."""
+    if path.suffix.lower() not in ARCHIVES:
+        return
+    unpacked = 0
+    with import_pyarrow().input_stream(str(path), compression="detect") as stream:
+        while chunk := stream.read(1 << 20):
+            unpacked += len(chunk)
+            expect_archive(path, unpacked)
 
 
 def at(table: Table, row: int, name: str) -> str:
