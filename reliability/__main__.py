@@ -14,7 +14,7 @@ from reliability.promise import Promise
 from reliability.table import PAGE, Row, merged
 
 ROOMS = {
-    "chaos": ("damaged", "killed", "refused", "numbers", "workers", "names"),
+    "chaos": ("damaged", "hostile", "killed", "refused", "numbers", "workers", "names"),
     "nightly": ("invariants", "readers", "load"),
 }  # the files of each command's promises
 LOGS = Path("build/reliability")
