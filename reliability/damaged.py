@@ -225,7 +225,7 @@ def try_file(made: Callable[[], Path], name: str, readers: tuple[Reader, ...], t
         for number in range(times):
             bad, what = changed(content, number, times, rng)
             failures = []
-            for read in readers:
+            for read in readers if times < FLIPS else readers[number % len(readers) :][:1]:  # in turn: time is short
                 folder = copy()
                 (folder / name).write_bytes(bad)
                 found, said = outcome(read, folder)
