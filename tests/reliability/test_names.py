@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.order import random_keys
 from rankgrad.inert import SENTENCE, inert, inert_cell, inert_line
 from rankgrad.training.config import Config, Loss, dumps, loads
 from reliability import names
@@ -65,3 +66,9 @@ def test_one_endless_id_among_many_is_refused_before_memory_is_taken_for_all():
     ids = np.array(["x" * 1_000_000, *map(str, range(99))], object)
     with pytest.raises(ValueError, match=r"1,000,000 characters.*GiB"):
         RankingDataset(np.zeros((100, 1)), np.zeros(100), [0, 100], ["q"], document_ids=ids)
+
+
+def test_an_endless_query_id_has_a_key_at_once_and_others_keep_theirs():
+    few, endless = np.array(["a", "b" * 10_000]), np.array(["a", "b" * 10_000, "x" * 1_000_000, "y" * 1_000_000])
+    keys = random_keys(endless, 3)
+    assert (keys[:2] == random_keys(few, 3)).all() and len(set(keys.tolist())) == 4

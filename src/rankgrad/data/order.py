@@ -8,6 +8,7 @@ the same plan.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -19,6 +20,7 @@ Integers = TypeVar("Integers", np.ndarray, torch.Tensor)
 POOL = 32  # batches whose queries are sorted by length among each other: more pads less, fewer mixes better
 ORDER, STEPS, DRAW = range(3)  # what a random key is for
 GAMMA = -0x61C8864680B583EB  # splitmix64's odd increment: different places get different keys
+ENDLESS = 10_000  # letters of a query id, above which its digest stands for it
 FIRST, LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 
 
@@ -138,6 +140,13 @@ def random_keys(ids: np.ndarray, *numbers: int) -> np.ndarray:
         keys = mix(keys + 1) ^ np.int64((number + 2**63) % 2**64 - 2**63)
     if ids.dtype.kind != "U":
         return mix(mix(keys + 1) ^ mix(ids))
+    if ids.dtype.itemsize > 4 * ENDLESS:  # letter by letter a text of a megabyte takes minutes
+        ids = np.array(
+            [
+                text if len(text) <= ENDLESS else sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+                for text in ids.tolist()
+            ]
+        )
     letters = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), -1).astype(np.int64)
     for letter in letters.T:
         keys = np.where(letter, mix(keys + 1) ^ letter, keys)  # numpy pads shorter texts with 0
