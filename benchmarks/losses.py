@@ -162,6 +162,7 @@ CASES = {
 }
 WITH_TEXTBOOK = ("64 x 240",)  # it takes gigabytes for longer lists
 BESIDE_OTHERS = ("64 x 240", "64, Web30K-like lengths")
+RIVAL = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"  # ends with a benchmark that is killed
 
 
 def padded_batch(case):
@@ -241,7 +242,7 @@ def beside_others(repeats):
             # a call of the kernel takes no longer than a turn of another process: a few calls meet none, or only those
             often = 20 * repeats if path == "numba" else repeats
             idle = measured(case, path, cores, often)["wall"]
-            others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+            others = [subprocess.Popen([sys.executable, "-c", RIVAL]) for _ in range(cores)]
             try:
                 busy = measured(case, path, cores, often)["wall"]
             finally:
