@@ -142,13 +142,13 @@ def sentence(ended: Ended, cause: str) -> str:
     return ""
 
 
-def troubles(times: int, seed: int) -> Tally:
-    """Every command with every trouble, so many times each."""
+def troubles(times: int, seed: int, only: Sequence[str] = (), causes: Sequence[str] = tuple(CAUSES)) -> Tally:
+    """Every command, or those called so, with every trouble, so many times each."""
     draw, counted = random.Random(seed), Tally()
     with workplace() as (inputs, folder):
         inputs.parent.chmod(0o755)  # for the other user
-        found = commands(inputs, folder)
-        known = CAUSES if own_disks() else {"size limit": ""}
+        found = commands(inputs, folder, only)
+        known = causes if own_disks() else ["size limit"]
         counted.note = ", ".join(known)
         for command in found:
             for trouble in known:
@@ -159,17 +159,16 @@ def troubles(times: int, seed: int) -> Tally:
 
 # --- two at once ------------------------------------------------------------------------------------------------------
 
+AT_ONCE = ("train", "prepare", "train --resume", "reproduce table2", "rank --out", "synthetic")
+
 
 def two_at_once(times: int, seed: int) -> Tally:
     """A command while another one writes to the same place: refused, or one of them after the other, and the first ends whole."""
     draw, counted = random.Random(seed), Tally()
     with workplace() as (inputs, folder):
-        found = {command.name: command for command in commands(inputs, folder)}
+        found = commands(inputs, folder, AT_ONCE[:times])
         for number in range(times):
-            command = found[
-                ("train", "prepare", "train --resume", "reproduce table2", "rank --out", "synthetic")[number % 6]
-            ]
-            counted.add(together(command, folder, draw))
+            counted.add(together(found[number % len(found)], folder, draw))
     return counted
 
 

@@ -11,9 +11,7 @@ import traceback
 LEFT, INTERRUPTED, REFUSED = 4, 3, 2  # exit codes of `train`; LEFT: another process has said what is wrong
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(
-    ["rankgrad.runs.run", "torch._dynamo"]
-)  # an optimiser imports the second at its first step
+context.set_forkserver_preload(["reliability.preloaded"])  # one server for all tests of a process
 
 
 def start(function, *arguments, **environment):
