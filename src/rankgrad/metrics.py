@@ -127,9 +127,11 @@ def reciprocal_rank(
     k = cutoff(k)
     if _has_kernel(backend, scores, threshold):
         return _by_kernel("mrr", scores, labels, mask, k, empty, check, option=positive("threshold", threshold))
-    lists, relevant, total = _relevance(scores, labels, mask, threshold, check)
-    by_rank = top(ranks(relevant, torch.float64).reciprocal(), k)
-    return _finish(torch.where(_ranked(relevant, lists), by_rank, 0.0).amax(-1), lists, total == 0, empty)
+    threshold = positive("threshold", threshold)
+    lists = prepare(scores, labels, mask, check)
+    relevant = lists.labels >= threshold
+    by_rank = top(ranks(lists.scores).reciprocal(), k)
+    return _finish((_ranked(relevant, lists) * by_rank).amax(-1), lists, ~relevant.any(-1), empty)
 
 
 @explained

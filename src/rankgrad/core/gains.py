@@ -86,9 +86,9 @@ def ideal_dcg(gain_values: Tensor, k: int | None) -> Tensor:
     return (best * discounts(best.shape[-1], k, best.device)).sum(-1)
 
 
-def ranks(values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """1, 2, ..., L along the last dimension of `values`, in their dtype unless another is given."""
-    return torch.arange(1, values.shape[-1] + 1, dtype=dtype or values.dtype, device=values.device)
+def ranks(values: Tensor) -> Tensor:
+    """1, 2, ..., L along the last dimension of `values`, in their dtype."""
+    return torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
 
 
 def top(values: Tensor, k: int | None) -> Tensor:
