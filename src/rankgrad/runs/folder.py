@@ -222,11 +222,16 @@ def _unsealed_config(file: Path) -> tuple[str, str | None]:
     return content.decode("utf-8"), found[2].decode()
 
 
+def expect_run(folder: Path) -> None:
+    """Refuse a folder that is not a run."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} is not a run: it has no {CONFIG}; expected a folder that `rankgrad train` made")
+
+
 def read_config(folder: Path) -> Config:
     """The configuration of a run; keys that no longer exist are left out with a warning."""
+    expect_run(folder)
     file = folder / CONFIG
-    if not file.is_file():
-        raise ValueError(f"{folder} is not a run: it has no {CONFIG}; expected a folder that `rankgrad train` made")
     if not read_text_file(file, MOST_OF_CONFIG).strip():
         raise ValueError(f"{file} is empty; {_EMPTY}")
     return loads(_unsealed_config(file)[0], str(file), of_run=True)

@@ -141,7 +141,7 @@ def _begin(
 
 def _begin_extension(folder: Path, epochs: int | None, model: OwnModel, held: ExitStack) -> Started:
     """Make the folder of the longer run within that of the finished one, or look at it."""
-    files.read_config(folder)  # refuses what is no run
+    files.expect_run(folder)
     held.enter_context(locked(folder))
     config, place = files.read_config(folder), files.extension(folder)
     expect_own(config, model, str(folder))
@@ -196,7 +196,7 @@ def begin_run(
 ) -> Started:
     """Make the folder of a new run, or look at that of one to resume; until `held` is closed no other process can."""
     if config is None:
-        files.read_config(folder)  # refuses what is no run
+        files.expect_run(folder)
         held.enter_context(locked(folder))
         config = files.read_config(folder)
         if files.is_finished(folder):
