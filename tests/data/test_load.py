@@ -182,3 +182,14 @@ def test_tables_may_call_their_columns_otherwise(tmp_path):
     assert read_lists(folder, columns=columns).query_ids.tolist() == [2, 3]
     with pytest.raises(ValueError, match=r"no column 'label'.* label= .*--set data\.label="):
         read_splits(folder)
+
+
+@pytest.mark.parametrize("key", ["weight", "document_weight", "ignore"])
+def test_columns_of_text_are_refused(key, tmp_path):
+    (tmp_path / "lists.txt").write_text("1 qid:1 1:2\n0 qid:1 1:3\n")
+    columns = Columns(**{key: ("w",) if key == "ignore" else "w"})
+    with pytest.raises(ValueError, match=f"data.{key} names columns of tables"):
+        read_splits(str(tmp_path / "lists.txt"), columns=columns)
+    RankingDataset([[1.0], [2.0]], [0, 1], [0, 2], [7]).save(tmp_path / "saved")
+    if key != "ignore":
+        assert len(read_splits(str(tmp_path / "saved"), columns=columns)["train"]) == 1  # it has weights or none

@@ -299,3 +299,7 @@ def test_recipes_are_valid_and_what_they_say():
     dasalc = RECIPES["dasalc"]()
     assert (dasalc.data.scaling, dasalc.loss.name) == ("symlog", "softmax")
     assert dasalc.model.input_noise > 0 and dasalc.model.width > Config().model.width
+
+
+def test_missing_values_of_text_need_no_quotes():
+    assert configure("data", {}, ["data.missing=nan"]).data.missing == "nan"

@@ -93,8 +93,9 @@ def read_splits(
     >>> {split: len(data) for split, data in read_splits("synthetic:tiny").items()}
     {'train': 30, 'vali': 10, 'test': 10}
     """
-    if columns.features or columns.ignore:
-        _expect_tables(source)
+    for key in ("features", "ignore", "weight", "document_weight"):
+        if getattr(columns, key) and not ("weight" in key and _saved_in(Path(source))):  # which holds its weights
+            _expect_tables(source, key)
     if Path(source).is_file():
         return {"train": _read_file(Path(source), None, None, progress, columns)}
     found = _splits_of(source, columns=columns)
@@ -207,13 +208,13 @@ def _read_file(
     return read_svmlight(path, features=features, progress=progress, **columns.of_text())
 
 
-def _expect_tables(source: str) -> None:
-    """Refuse to choose columns of what has none: they would all be taken without a word."""
+def _expect_tables(source: str, key: str) -> None:
+    """Refuse to name columns of what has none: all would be taken, and no weights, without a word."""
     path = Path(source)
     if not (is_table(path) if path.is_file() else path.is_dir() and table_files(path) and not _saved_in(path)):
         raise ValueError(
-            f"data.features and data.ignore choose columns of tables, and {source} is none; expected Parquet, CSV or Arrow; leave "
-            "them out, or give them to rankgrad prepare where the data was prepared from tables"
+            f"data.{key} names columns of tables, and {source} is none; expected Parquet, CSV or Arrow; leave it out, or give it "
+            "to rankgrad prepare where the data was prepared from tables"
         )
 
 

@@ -469,6 +469,7 @@ def _set(config: Config, text: str) -> Config:
         raise ValueError(f"--set {text} is not a setting; expected SECTION.KEY=VALUE, such as --set train.epochs=8")
     try:
         tomllib.loads(f"value = {value}")
+        value = '"nan"' if value == "nan" else value  # a word of data.missing; no setting is the number
     except (ValueError, RecursionError):
         value = json.dumps(value)
     part = loads(f"[{section}]\n{key} = {value}", f"--set {text}")
