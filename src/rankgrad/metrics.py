@@ -355,7 +355,11 @@ def _own_metric(function: Callable[..., Any], gain: Gain) -> Metric:
 
 
 def _has_kernel(backend: str, scores: Tensor, *numbers: float) -> bool:
-    return has_values(scores) and in_one_launch(backend, scores, None, LONGEST_COMPARED, *numbers)
+    return (
+        not torch.compiler.is_compiling()
+        and in_one_launch(backend, scores, None, LONGEST_COMPARED, *numbers)
+        and has_values(scores)
+    )
 
 
 def _by_kernel(

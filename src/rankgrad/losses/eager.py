@@ -5,6 +5,7 @@ Compilers fuse the torch path themselves, and torch.func needs it; second deriva
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from rankgrad.core.lists import refuse_bad
@@ -21,7 +22,12 @@ def has_kernel(
     units: bool = False,
 ) -> bool:
     """Whether `list_loss` takes these scores [..., L] ([..., L, K] with `units`); `numbers` are what labels are compared with."""
-    return has_values(scores) and in_one_launch(backend, scores, weights, longest, *numbers, dim=-2 if units else -1)
+    dim = -2 if units else -1
+    return (
+        not torch.compiler.is_compiling()
+        and in_one_launch(backend, scores, weights, longest, *numbers, dim=dim)
+        and has_values(scores)
+    )
 
 
 def list_loss(
