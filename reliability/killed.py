@@ -300,15 +300,19 @@ def round_of(
     return differs and f"{case.name}: {differs} after {KILLS} kills"
 
 
-def rounds(make: Callable[[Path], list[Case]], times: int, seed: int, what: int, ranks: int = 1) -> Tally:
-    """So many rounds, the commands in turn."""
+def rounds(make: Callable[[Path], list[Case]], times: int, seed: int, *signals: int, ranks: int = 1) -> Tally:
+    """So many rounds for each of the signals, the commands in turn."""
     draw = random.Random(seed)
     with workplace() as (inputs, folder):
         cases = [measured(case, folder, ranks) for case in make(inputs)]
         turn = [case for case in cases for _ in range(case.often)]
         order = [turn[number % len(turn)] for number in range(max(times, len(turn)))]
         chosen = order[:times] if times >= len(turn) else cases[:times]
-        return tally(round_of(case, folder, draw, what, over_old=draw.random() < 0.7, ranks=ranks) for case in chosen)
+        return tally(
+            round_of(case, folder, draw, what, over_old=draw.random() < 0.7, ranks=ranks)
+            for what in signals
+            for case in chosen
+        )
 
 
 WHOLE = "and left alone then ends with the bytes of an undisturbed one"

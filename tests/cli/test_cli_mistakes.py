@@ -172,7 +172,7 @@ def test_of_several_processes_the_first_speaks_and_one_that_failed_says_which_it
     monkeypatch.setenv("RANK", "1")
     for failure["is"], code, sentence in (
         (OtherProcessError(), 2, ""),
-        (InterruptedRunError("stopped"), 130, ""),
+        (InterruptedRunError("stopped"), 130, "rankgrad (process 1): stopped\n"),  # the others raise OtherProcessError
         (KeyboardInterrupt(), 130, ""),
         (ValueError("no such file here"), 2, "rankgrad (process 1): no such file here\n"),
     ):

@@ -499,7 +499,7 @@ def test_it_is_small_however_many_queries_there_are(tmp_path):
 
 def test_every_string_is_escaped(tmp_path):
     config = dataclasses.replace(
-        CONFIG, loss=Loss(EVIL, {"tau": EVIL}), train=dataclasses.replace(CONFIG.train, metric=f"{EVIL} $x^2$")
+        CONFIG, loss=Loss(EVIL, {"tau": EVIL}), train=dataclasses.replace(CONFIG.train, metric=f"$x^2$ {EVIL}")
     )
     evil = EVIL.replace("/", "\u2044")
     data = lists(ids=[f"{EVIL}{n}" for n in range(12)])
@@ -513,7 +513,7 @@ def test_every_string_is_escaped(tmp_path):
         assert not any(name.startswith("on") for _, of in outline.elements for name in of)
         assert outline.text.count("alert(1)") > 10
         assert inert(EVIL) in words(outline.text)
-        assert re.search(r"<text[^>]*>validation [^<]* \$x\^2\$</text>", text)  # no formula is made of a name
+        assert re.search(r"<text[^>]*>validation \$x\^2\$ [^<]*</text>", text)  # no formula is made of a name
 
 
 def test_a_path_that_is_no_text_and_ids_of_any_kind_are_shown(tmp_path):

@@ -171,7 +171,7 @@ def test_lists_may_come_from_the_caller(whole, tmp_path):
 def test_killed_at_any_write_a_run_resumes_exactly(whole, writes, tmp_path):
     assert writes > 30
     between_renames = {writes - 11, writes - 10}  # of the last checkpoint: nothing is written after it but the report
-    for number in {*range(1, writes + 1, 4), *between_renames}:
+    for number in {*range(1, writes + 1, 12), *between_renames}:  # tests/reliability draws others
         out = tmp_path / f"run{number}"
         children.begin(out, CONFIG)
         assert children.code(children.start(children.train, out, Trap(number))) == -signal.SIGKILL
@@ -385,7 +385,7 @@ def test_two_damaged_checkpoints_are_an_error(stopped):
 
 @pytest.mark.slow
 def test_a_full_disk_is_a_message_and_the_run_goes_on_later(whole, writes, tmp_path):
-    for number in range(2, writes + 1, 7):
+    for number in range(2, writes + 1, 14):  # tests/reliability draws others
         out = tmp_path / f"run{number}"
         children.begin(out, CONFIG)
         trap = Trap(number, what="full disk")

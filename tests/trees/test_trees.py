@@ -90,17 +90,19 @@ def test_trees_are_compared_with_runs_and_score_like_one(fitted, splits, tmp_pat
 def test_trees_of_an_earlier_commit_open(fitted, splits):
     _, folder = fitted
     before = open_run(folder).score(splits["test"])
-    facts = json.loads((folder / "trees.json").read_text())
-    kept = json.dumps(facts)
+    newer = {"trees.json": {"models", "features", "feature_names"}, "report.json": set()}
+    kept = {name: (folder / name).read_text() for name in newer}
     try:
-        for name in ("models", "features", "feature_names"):
-            del facts[name]
-        (folder / "trees.json").write_text(json.dumps(facts))
+        for name, text in kept.items():
+            facts = json.loads(text)
+            older = {key: facts[key] for key in facts.keys() - newer[name] - {"identity", "checksum"}}
+            (folder / name).write_text(json.dumps(older))
         opened = open_run(folder)
         assert opened.features == splits["test"].features.shape[1] and opened.names is None
         np.testing.assert_array_equal(opened.score(splits["test"]), before)
     finally:
-        (folder / "trees.json").write_text(kept)
+        for name, text in kept.items():
+            (folder / name).write_text(text)
 
 
 def test_untuned_trees_take_the_first_settings_and_never_ask_validation(splits, tmp_path, monkeypatch):
