@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(BIN)/rankgrad demo
 
 test: $(VENV)/.installed-test lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 # Every loss and metric through torch.compile's code generator: minutes, and it needs a C++ compiler.
 test-compile: $(VENV)/.installed-test

@@ -35,6 +35,8 @@ def test_the_commands_of_the_documentation_work(run, data, tmp_path, monkeypatch
     for command in commands:
         if command == "demo":  # a minute; it has a test of its own
             continue
+        if command.startswith(("reproduce ablations", "reproduce dasalc")):  # tests/reproduce has them from end to end
+            continue
         if command == "synthetic --out data/":  # 800 queries: the folder above stands for them
             continue
         if command.startswith("synthetic --out data/"):
