@@ -131,7 +131,8 @@ def reciprocal_rank(
     lists = prepare(scores, labels, mask, check)
     relevant = lists.labels >= threshold
     by_rank = top(ranks(lists.scores).reciprocal(), k)
-    return _finish((_ranked(relevant, lists) * by_rank).amax(-1), lists, ~relevant.any(-1), empty)
+    value = (_ranked(relevant, lists) * by_rank).amax(-1)
+    return _finish(value, lists, value == 0 if k is None else ~relevant.any(-1), empty)
 
 
 @explained
