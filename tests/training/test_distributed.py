@@ -348,3 +348,10 @@ def test_weights_of_documents_are_the_same_everywhere(tmp_path):
     )
     assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in expected], rel=1e-5)
     assert [line["metric"] for line in found] == pytest.approx([line["metric"] for line in expected], abs=1e-6)
+
+
+def test_a_signal_that_comes_while_the_run_is_left_has_its_status(tmp_path):
+    signals = Signals(tmp_path)
+    with pytest.raises(InterruptedRunError) as caught:
+        signals.handle(signal.SIGTERM)
+    assert caught.value.status == 143

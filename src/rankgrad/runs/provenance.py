@@ -40,7 +40,9 @@ def _commit() -> str | None:
     package = Path(__file__).parents[1]
 
     def git(*words: str) -> str:
-        asked = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, check=False)
+        # Without locks: a run that is killed at this moment would leave one in the checkout.
+        command = ["git", "--no-optional-locks", "-C", str(package), *words]
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
         return asked.stdout.strip()
 
     try:

@@ -292,7 +292,10 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
         if self.patient and not again and not (number == signal.SIGTERM and _launched()):  # which torchrun sends
             _say("stopping after this step")
         if not self.patient:
-            raise InterruptedRunError(f"stopped; nothing is lost; go on with: rankgrad train --resume {self._out}")
+            # With its status: it may come while the `with` is being left.
+            raise InterruptedRunError(
+                f"stopped; nothing is lost; go on with: rankgrad train --resume {self._out}", self.status
+            )
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, InterruptedRunError):
