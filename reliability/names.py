@@ -764,5 +764,5 @@ PROMISES = [
     _promise("trec", "in TREC runs: six words a line, or refused", 10 * ALL, try_trec),
     _promise("kept", "in a run's own files, and read again as they were", ALL, try_kept),
     _promise("paths", "in paths: nothing is made outside the output folder", ALL, try_paths),
-    _promise("exports", "in ONNX, torch, Solr, XGBoost, LightGBM and TensorBoard files", ALL, try_exports),
+    _promise("exports", "in ONNX, torch, Solr, XGBoost and LightGBM files", ALL, try_exports),
 ]
