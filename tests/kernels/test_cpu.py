@@ -287,7 +287,7 @@ def test_a_gradient_that_nobody_wants_is_not_computed(monkeypatch):
 
 
 def large_batch():
-    return draws(40, 120).tanh(), grades(40, 120)
+    return draws(40, 380).tanh(), grades(40, 380)
 
 
 def both(scores, labels):
@@ -322,6 +322,31 @@ def test_results_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
         for _ in range(20):
             assert all(torch.equal(a, b) for a, b in zip(both(*large_batch()), expected))
     assert len(used) > 1
+
+
+def test_a_batch_of_little_but_padding_takes_one_thread(threads, monkeypatch):
+    """Documents make work, not places: a second thread would only be waited for."""
+    threads(2)
+    monkeypatch.setattr(cpu, "_pool", lambda: pytest.fail("a second thread"))
+    scores, labels = large_batch()
+    mask = (torch.arange(380) < 100).expand(scores.shape)
+    for name in ("neural_ndcg", "neural_map"):
+        LOSSES[name](scores, labels, mask, backend="numba", sinkhorn_iters=5)
+
+
+def test_short_passes_stay_in_the_calling_thread(threads):
+    """On a busy machine torch's threads wait a turn for each other after every operation that they share."""
+    threads(2)
+    scores, labels = large_batch()
+    shared = 32_768  # what torch divides among threads
+    assert scores.numel() < shared < 4 * scores.numel()
+    scores, labels = scores.repeat(4, 1).requires_grad_(), labels.repeat(4, 1)
+    mask = torch.ones_like(labels, dtype=torch.bool)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        LOSSES["neural_ndcg"](scores, labels, mask, backend="numba", sinkhorn_iters=2)
+    work = {"abs", "copy_", "mul", "mul_", "masked_fill_", "aminmax", "bitwise_not", "linalg_vector_norm"}
+    passes = [e.name for e in profile.events() if e.name[6:] in work and [*scores.shape] in e.input_shapes]
+    assert not passes
 
 
 def test_an_error_in_a_thread_is_not_lost(threads, monkeypatch):

@@ -65,7 +65,7 @@ _MISSING, _MISSING_SLOPE = 1e-7, 1e-6
 _UNSURE, _UNSURE_PER_DOCUMENT, _SMALL = 4e-7, 4e-9, 1e-2
 _EXP2, _LINEAR, _GIVEN = 0, 1, 2  # gains
 _FORWARD, _BACKWARD, _AS_GIVEN = 0.0, 1.0, 2.0  # sweeps; numba would compile anew for every integer
-_WORK_OF_A_THREAD = 2_000  # documents: with fewer, handing them over takes longer
+_WORK_OF_A_THREAD = 5_000  # documents: fewer take no longer than a turn of another process, which a thread may wait for
 
 # Sums may be reordered, and a product joined to a sum. No more: NaN and infinity must come through.
 _FAST = {"reassoc", "contract"}
@@ -595,7 +595,10 @@ def _scaled_sort(
 ) -> Tensor:
     out = scores.new_empty(scores.shape)
     arrays = [_array(tensor) for tensor in (scores, counts, values, slopes)]
-    _in_threads(_scaled_sort_lists, *scores.shape, *arrays, tau, iters, tol, transposed, wants_gradient, out.numpy())
+    _in_threads(
+        _scaled_sort_lists, len(scores), int(arrays[1].sum()), *arrays, tau, iters, tol, transposed, wants_gradient,
+        out.numpy(),
+    )  # fmt: skip
     return out
 
 
@@ -624,19 +627,30 @@ def value_and_gradient(
     lists = scores.numel() // length
     losses, counted = np.empty(lists), np.empty(lists, np.bool_)
     gradient = scores.new_empty(scores.shape, dtype=torch.float32)
-    arrays = [_array(tensor).reshape(-1, length) for tensor in (scores.float(), labels.double(), mask, given.double())]
+    arrays = [
+        array.reshape(-1, length) for array in (_array(scores.float()), _wide(labels), _array(mask), _wide(given))
+    ]
+    documents = np.count_nonzero(arrays[2]) * lists // max(1, len(arrays[2]))  # those of a mask repeated for all
     _in_threads(
-        _ndcg_lists, lists, length, *arrays, kind, discounts, tau, iters, tol, transposed, wants_gradient,
+        _ndcg_lists, lists, documents, *arrays, kind, discounts, tau, iters, tol, transposed, wants_gradient,
         losses, counted, gradient.view(-1, length).numpy(),
     )  # fmt: skip
     if reduction == "none":
         return torch.from_numpy(losses).float().view(scores.shape[:-1]), gradient
     share = 1 / max(1, int(counted.sum())) if reduction == "mean" else 1.0
-    return gradient.new_tensor(share * losses.sum()), gradient.mul_(share)
+    values = gradient.numpy()
+    np.multiply(values, np.float32(share), out=values)
+    return gradient.new_tensor(share * losses.sum()), gradient
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().contiguous().numpy()
+    return np.ascontiguousarray(tensor.detach().numpy())
+
+
+def _wide(tensor: Tensor) -> np.ndarray:
+    """float64; of usual dtypes by numpy, because torch's threads would meet for it."""
+    usual = tensor.dtype in (torch.float32, torch.float64, torch.int64)
+    return _array(tensor if usual else tensor.double()).astype(np.float64, copy=False)
 
 
 def _without_repetition(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -646,12 +660,12 @@ def _without_repetition(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors
 
 
-def _in_threads(function, lists, length, *arguments):
-    """function(first, last, *arguments) for all lists, in as many threads as torch is set to use.
+def _in_threads(function, lists, documents, *arguments):
+    """function(first, last, *arguments) for all lists, in as many threads as torch is set to use and the documents are worth.
 
     Each takes a few lists at a time. A thread that has not begun when all lists are taken is not waited for.
     """
-    threads = min(torch.get_num_threads(), lists, lists * length // _WORK_OF_A_THREAD)
+    threads = min(torch.get_num_threads(), lists, documents // _WORK_OF_A_THREAD)
     if threads <= 1:
         function(0, lists, *arguments)
         return
