@@ -1,11 +1,12 @@
 """CPU threads: how fast training and single predictions are, idle and beside a program that burns every core.
 
-    python benchmarks/threads.py [--seconds 4] [--work small strong ...] [--repeats 1]
+    python benchmarks/threads.py [--work small strong ...] [--seconds 0.5] [--rounds 9]
 
-Every number is from a process of its own, because OpenMP reads its settings once. `before` is torch's own choice: a thread for every core,
-and threads that spin. `Python` and `command line` are what rankgrad chooses now, the second with OMP_WAIT_POLICY=PASSIVE. The others are
-settings to compare with. Training is lists/s after a second of warming up; a prediction is the median latency of one list of 30 documents,
-in ms. The last column says how much slower the worse of the two choices is than the best of all settings. Run it on an idle machine.
+Every setting has a process of its own, because OpenMP reads its settings once, and they measure in turn, round by round, because a
+machine is not equally fast for long. `before` is torch's own choice: a thread for every core, and threads that spin. `Python` and
+`command line` are what rankgrad chooses now, the second with OMP_WAIT_POLICY=PASSIVE. The others are settings to compare with. Training
+is lists/s; a prediction is the latency of one list of 30 documents, in ms; all are medians over the rounds. The last column says how much
+slower the worse of the two choices is than the best of all settings. Run it on an idle machine.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -46,31 +48,30 @@ OURS = ("Python", "command line")
 RIVAL = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"  # ends with a benchmark that is killed
 
 
-def trained(work, threads, seconds):
-    """Lists/s."""
+def training(work, threads):
+    """A function that trains for some seconds, and says how many lists/s it did."""
     recipe, size, lists = TRAINING[work]
     data, cpu = synthetic(size).select(slice(lists)), torch.device("cpu")
     data = scaled(data, fit_scaling(data, "auto"))
     config = fit_to_data(RECIPES[recipe](), data, cpu, validated=True)
+    config = replace(config, train=replace(config.train, epochs=10_000, patience=None))
     torch.manual_seed(0)
     state = make_state(config, data, cpu)
     choice.set_threads(threads or choice.threads_of_training(config, state.model, data, cpu))
-    begun, started, done = time.perf_counter(), None, 0
-    for event in train(state, make_objectives(config), data, data.select(slice(4)), config, cpu):
-        if not isinstance(event, Step):
-            continue
-        now = time.perf_counter()
-        if started is None:
-            started = now if now - begun > 1 else None
-        else:
-            done += event.lists
-            if now - started > seconds:
-                break
-    return done / (time.perf_counter() - started)
+    events = train(state, make_objectives(config), data, data.select(slice(4)), config, cpu)
+
+    def lists_a_second(seconds):
+        begun, done = time.perf_counter(), 0
+        while time.perf_counter() - begun < seconds:
+            event = next(events)
+            done += event.lists if isinstance(event, Step) else 0
+        return done / (time.perf_counter() - begun)
+
+    return lists_a_second
 
 
-def predicted(work, threads, seconds):
-    """Milliseconds."""
+def predicting(work, threads):
+    """A function that predicts for some seconds, and says how many milliseconds each took."""
     if threads:
         torch.set_num_threads(threads)
         choice.WORTH_A_THREAD = 1e-9  # all that there are
@@ -78,55 +79,67 @@ def predicted(work, threads, seconds):
     X, y, qid = draw.normal(size=(600, 136)), draw.integers(0, 5, 600), np.arange(600) // 30
     ranker = NeuralRanker(**PREDICTING[work], epochs=1, n_jobs=1, random_state=0, verbose=0).fit(X, y, qid=qid)
     ranker.set_params(n_jobs=None)
-    taken, begun = [], time.perf_counter()
-    while time.perf_counter() - begun < seconds:
-        before = time.perf_counter()
-        ranker.predict(X[:30], qid=qid[:30])
-        taken.append(time.perf_counter() - before)
-    return 1e3 * float(np.median(taken[len(taken) // 5 :]))
+
+    def milliseconds(seconds):
+        begun, taken = time.perf_counter(), []
+        while time.perf_counter() - begun < seconds:
+            before = time.perf_counter()
+            ranker.predict(X[:30], qid=qid[:30])
+            taken.append(time.perf_counter() - before)
+        return 1e3 * float(np.median(taken))
+
+    return milliseconds
 
 
-def in_a_process(work, setting, seconds):
+def started(work, setting):
+    """A process that measures whenever it is told for how long."""
     threads, told = SETTINGS[setting]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_", "KMP_"))}
-    command = [sys.executable, __file__, "--seconds", seconds, "--one", work, "--threads", threads]
-    done = subprocess.run([*map(str, command)], env=environment | told, capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+    command = [sys.executable, __file__, "--one", work, "--threads", str(threads)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment | told, **pipes)
+
+
+def asked(process, seconds):
+    print(seconds, file=process.stdin, flush=True)
+    return float(process.stdout.readline())
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--work", nargs="+", default=[*TRAINING, *PREDICTING], choices=[*TRAINING, *PREDICTING])
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        measure = trained if given.one in TRAINING else predicted
-        print(measure(given.one, given.threads, given.seconds))
+        measure = (training if given.one in TRAINING else predicting)(given.one, given.threads)
+        for seconds in sys.stdin:
+            print(measure(float(seconds)), flush=True)
         return
     print(f"{CORES} cores, torch {torch.__version__}; training in lists/s, predictions in ms\n")
     print(f"| work | machine | {' | '.join(SETTINGS)} | best / ours |\n|{'---|' * (len(SETTINGS) + 3)}")
     for work in given.work:
+        processes = {setting: started(work, setting) for setting in SETTINGS}
+        for process in processes.values():
+            asked(process, 1.0)  # warming up
         for busy in (False, True):
             rivals = [subprocess.Popen([sys.executable, "-c", RIVAL]) for _ in range(CORES * busy)]
             try:
-                found = {
-                    setting: float(
-                        np.median([in_a_process(work, setting, given.seconds) for _ in range(given.repeats)])
-                    )
-                    for setting in SETTINGS
-                }
+                rounds = [[asked(one, given.seconds) for one in processes.values()] for _ in range(given.rounds)]
             finally:
                 for rival in rivals:
                     rival.kill()
                     rival.wait()
+            found = dict(zip(processes, np.median(rounds, axis=0)))
             faster = max if work in TRAINING else min
             best, worse = faster(found.values()), (min if faster is max else max)(found[name] for name in OURS)
             numbers = " | ".join(f"{value:,.0f}" if work in TRAINING else f"{value:.2f}" for value in found.values())
             ratio = best / worse if work in TRAINING else worse / best
             print(f"| {work} | {'busy' if busy else 'idle'} | {numbers} | {ratio:.2f} |", flush=True)
+        for process in processes.values():
+            process.communicate()  # the end of its input is its end
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Models against plain tensor code; padding, order, degenerate lists, dtypes, devices, dropout; refusals."""
 
+import copy
 import math
 from itertools import pairwise
 
@@ -678,6 +679,31 @@ def test_members_of_packed_lists_are_those_of_padded_ones(inputs):
     torch.testing.assert_close(
         model.packed(*packed(features, mask)), model(features, mask)[:, mask], atol=1e-12, rtol=0
     )
+
+
+def test_members_that_score_on_the_cpu_follow_every_change_of_their_weights():
+    """The first layer is laid out once for all calls; what was kept must not outlive the weights it was made of."""
+    model, x = make_members().eval(), torch.randn(2, 5, FEATURES, dtype=torch.float64)
+
+    def agrees():
+        recorded = model(x).detach()  # with gradients nothing is kept
+        with torch.no_grad():
+            found = model(x)
+        torch.testing.assert_close(found, recorded, rtol=1e-12, atol=1e-12)
+        return found
+
+    first = agrees()
+    with torch.no_grad():
+        model.weights.mul_(1.5)
+    assert not torch.allclose(agrees(), first)
+    model.load_state_dict(make_members().state_dict())
+    assert torch.equal(agrees(), first)
+    model.weights.data = 2 * model.weights.data
+    assert not torch.allclose(agrees(), first)
+    narrow = model.float()
+    with torch.inference_mode():
+        assert narrow(x.float()).dtype == torch.float32
+    assert torch.equal(copy.deepcopy(narrow)(x.float()), narrow(x.float()))
 
 
 def test_a_member_begins_where_its_number_says():

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -259,6 +259,7 @@ class Members(nn.Module):
         decays = [torch.full((size,), float(number in matrices)) for number, size in enumerate(self.sizes)]
         self.register_buffer("decays", torch.cat(decays), persistent=False)
         self.seeds: Tensor | None = None
+        self._beside: tuple[tuple[Any, ...], Tensor, Tensor] | None = None  # see `_first_layer`
         self.threshold: Tensor
         self.scale: Tensor
         self.decays: Tensor
@@ -284,15 +285,33 @@ class Members(nn.Module):
         if codes is not None:
             vectors = self.category_vectors(codes.reshape(-1, codes.shape[-1]), split[2 * len(self.shapes) :])
             hidden = torch.cat([hidden.expand(members, *hidden.shape), vectors], -1)  # [K, T, F + E]
+        in_one = codes is None and len(self.shapes) > 1 and self._in_one(x)
         for layer, (before, after) in enumerate(self.shapes):
             weight, bias = next(parts).view(members, before, after), next(parts)[:, None, :]
-            if layer == len(self.shapes) - 1:
+            if layer == 0 and in_one:
+                biases, matrices = self._first_layer(weight, bias)
+                hidden = torch.addmm(biases, hidden, matrices.T).relu_()
+                hidden = hidden.view(-1, members, after).transpose(0, 1)
+            elif layer == len(self.shapes) - 1:
                 hidden = (hidden * weight.mT).sum(-1) + bias[..., 0]  # [K, T]: one output, no product of matrices
             elif hidden.dim() == 2:
                 hidden = self._dropped((torch.matmul(hidden, weight) + bias).relu(), layer)
             else:
                 hidden = self._dropped(torch.baddbmm(bias, hidden, weight).relu(), layer)
         return self.scaled(hidden.view(members, *shape))
+
+    def _in_one(self, x: Tensor) -> bool:
+        """Whether the first layer of all members is done in one product: where the CPU scores, and nobody learns or records."""
+        learns = self.training or torch.is_grad_enabled()
+        return x.device.type == "cpu" and not learns and not torch.compiler.is_compiling()
+
+    def _first_layer(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Biases [K A] and matrices [K A, W] of all members, one after the other; kept until the weights change."""
+        version = 0 if self.weights.is_inference() else self.weights._version  # counts changes in place
+        state = version, self.weights.data_ptr(), self.weights.dtype
+        if self._beside is None or self._beside[0] != state:
+            self._beside = state, bias.flatten(), weight.transpose(1, 2).flatten(0, 1).contiguous()
+        return self._beside[1:]
 
     def scaled(self, scores: Tensor) -> Tensor:
         """The scores [K, ...] with scale * tanh(s) of the members that have a scale."""
@@ -468,14 +487,16 @@ def standardised(scores: Tensor, mask: Tensor | None) -> Tensor:
     >>> standardised(torch.tensor([[1.0, 3.0], [7.0, 7.0]]), None).tolist()
     [[-1.0, 1.0], [0.0, 0.0]]
     """
-    mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device) if mask is None else mask
     largest = torch.finfo(scores.dtype).max
-    low = scores.masked_fill(~mask, largest).amin(-1, keepdim=True)
-    high = scores.masked_fill(~mask, -largest).amax(-1, keepdim=True)
+    low = (scores if mask is None else scores.masked_fill(~mask, largest)).amin(-1, keepdim=True)
+    high = (scores if mask is None else scores.masked_fill(~mask, -largest)).amax(-1, keepdim=True)
     # From 0 to 1 first: equal scores become exactly 0, and no square is too large or too small.
-    unit = torch.where(mask & (high > low), (scores - low) / torch.where(high > low, high - low, 1.0), 0.0)
-    count = mask.sum(-1, keepdim=True).clamp(min=1)
-    centred = torch.where(mask, unit - unit.sum(-1, keepdim=True) / count, 0.0)
+    differ = high > low
+    known = differ if mask is None else mask & differ
+    unit = torch.where(known, (scores - low) / torch.where(differ, high - low, 1.0), 0.0)
+    count = scores.shape[-1] if mask is None else mask.sum(-1, keepdim=True).clamp(min=1)
+    centred = unit - unit.sum(-1, keepdim=True) / count
+    centred = centred if mask is None else torch.where(mask, centred, 0.0)
     variance = centred.square().sum(-1, keepdim=True) / count
     return centred / torch.where(variance > 0, variance, 1.0).sqrt()
 

@@ -89,7 +89,7 @@ class Ranker:
         if not len(lengths):
             return np.empty(0, np.float32)
         if len(lengths) == 1:  # one request of a service: no dataset is made of it
-            with torch.no_grad(), self._threads(len(rows)):
+            with torch.inference_mode(), self._threads(len(rows)):
                 scaling = replace(self.scaling, source=levels) if levels else self.scaling
                 output = self.model(torch.from_numpy(scaling.apply(rows[:])).to(self.device)[None], None)
                 return ranking_scores(output.float(), self.units)[0].cpu().numpy()

@@ -122,7 +122,7 @@ class Scaling:
             rows = slice(start, start + step)
             x = _tame(features[rows].astype(np.float64), self.arrays["low"], self.arrays["high"])
             missing = np.isnan(x)
-            y = curve(np.where(missing, 0.0, x), self.arrays)
+            y = curve(np.where(missing, 0.0, x), self.arrays) if missing.any() else curve(x, self.arrays)
             scaled[rows, : self.columns] = np.where(missing, 0.0, y)
             scaled[rows, self.columns :] = missing[:, self.indicators]
             for column, levels in self.levels.items():
@@ -336,6 +336,8 @@ def _ordinary_range(features: Features) -> tuple[Floats, Floats, NDArray[np.bool
 
 def _tame(x: Floats, low: Any, high: Any) -> Floats:
     """Absurd values replaced by the end of the ordinary range, [F] or of one column, that they exceed."""
+    if np.abs(x).max(initial=0.0) < ABSURD:  # of nearly all documents; not of NaN, which compares as false
+        return x
     x = np.where(x >= np.maximum(ABSURD, high), high, x)
     return np.where(x <= np.minimum(-ABSURD, low), low, x)
 

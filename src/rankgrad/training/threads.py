@@ -71,7 +71,9 @@ def threads_of_training(config: Config, model: nn.Module, data: RankingDataset, 
 
 def set_threads(number: int) -> None:
     """Let torch take so many, within `torch_threads`, which gives the caller's number back."""
-    torch.set_num_threads(number if os.getpid() == _home else 1)
+    number = number if os.getpid() == _home else 1
+    if torch.get_num_threads() != number:  # to set it takes as long as a layer of a small model
+        torch.set_num_threads(number)
 
 
 @contextlib.contextmanager
@@ -89,7 +91,8 @@ def torch_threads(number: int) -> Iterator[None]:
     finally:
         with _lock:
             _borrowed -= 1
-        torch.set_num_threads(before)
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 def _own_number() -> int:
