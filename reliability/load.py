@@ -180,6 +180,8 @@ def train_lengths(folder: str, longest: int) -> Tally:
     for name, options in {
         "sampled": ("--model", "mlp", "--loss", "neural_ndcg@10"),
         "whole": ("--model", "linear", "--loss", "softmax", "--list-size", longest, "--batch-size", 4),
+        "members": ("--recipe", "strong"),
+        "attention": ("--recipe", "small"),
     }.items():
         run = f"{folder}/{name}"
         steps += [
@@ -188,7 +190,7 @@ def train_lengths(folder: str, longest: int) -> Tally:
             ("rank", run, data, "--format", "csv", "--out", f"{folder}/{name}.csv"),
         ]
     counted = tried(steps)
-    for name in ("sampled", "whole"):
+    for name in ("sampled", "whole", "members", "attention"):
         path = Path(folder, f"{name}.csv")
         lines = len(path.read_text().splitlines()) if path.is_file() else 0
         counted.add("" if lines == longest + 50 + 1000 + 1 else f"rank wrote {lines:,} lines")
