@@ -319,7 +319,8 @@ def count_threads(
     """Score each of 8 parts so many times from 8 threads, and compare with one thread's; torch keeps its number of threads."""
     import torch
 
-    alone, before = [score(x, qid) for x, _, qid in parts], torch.get_num_threads()
+    before = torch.get_num_threads()
+    alone = [score(x, qid) for x, _, qid in parts]
     with ThreadPoolExecutor(8) as together:
         found = list(together.map(lambda at: score(parts[at % 8][0], parts[at % 8][2]), range(8 * times)))
     for at, scores in enumerate(found):

@@ -38,6 +38,7 @@ LOGS = Path("build/reliability")
 LONGEST = 4096  # bytes of an input
 ANSWER = 10  # seconds for one input
 MEMORY = 3000  # MiB
+TURN = 50  # seconds of one process
 
 
 class DisagreementError(Exception):
@@ -347,8 +348,8 @@ def fuzz(target: str, seconds: int, seed: int, folder: Path) -> None:
     logging.disable()
     warnings.simplefilter("ignore")
     corpus, work = folder / "corpus", folder / "work"
-    corpus.mkdir()
-    work.mkdir()
+    corpus.mkdir(exist_ok=True)  # what processes before this one have found
+    work.mkdir(exist_ok=True)
     known: set[str] = set()
 
     def one(content: bytes) -> None:
@@ -374,13 +375,26 @@ def fuzz(target: str, seconds: int, seed: int, folder: Path) -> None:
 def _attempt(target: str, seconds: int, seed: int) -> Tally:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as base:
         folder = Path(base)
-        asked = [sys.executable, "-m", "reliability.readers", target, str(seconds), str(seed), base]
-        done = subprocess.run(asked, capture_output=True, text=True, errors="replace")
-        counted = Tally()
-        units = re.search(r"number_of_executed_units:\s*(\d+)", done.stderr)
-        reached = re.findall(r"cov: (\d+)", done.stderr)
-        counted.tried = int(units[1]) if units else 1
-        counted.note = f"{seconds} s, {reached[-1] if reached else 0} places reached"
+        counted, places = Tally(), "0"
+        for first in range(
+            0, seconds, TURN
+        ):  # a process of its own for each turn: the fuzzer's memory grows with its inputs
+            asked = [
+                sys.executable,
+                "-m",
+                "reliability.readers",
+                target,
+                str(min(TURN, seconds - first)),
+                str(seed + first),
+                base,
+            ]
+            done = subprocess.run(asked, capture_output=True, text=True, errors="replace")
+            units = re.search(r"number_of_executed_units:\s*(\d+)", done.stderr)
+            places = (re.findall(r"cov: (\d+)", done.stderr) or [places])[-1]
+            counted.tried += int(units[1]) if units else 1
+            if done.returncode:
+                break
+        counted.note = f"{seconds} s, {places} places reached"
         if (folder / "failures.txt").exists():
             counted.failures += (folder / "failures.txt").read_text().splitlines()
         killed = sorted(folder.glob("killed-*"))

@@ -10,6 +10,7 @@ import pytest
 from reliability.readers import PROMISES, TARGETS, DisagreementError, Target, failure_of, prepared_folder
 
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.prepare import prepare
 from rankgrad.data.tables.reader import read_table
 from rankgrad.training.config import loads, paper, with_settings
 from reliability import readers
@@ -55,6 +56,8 @@ FOUND = [
     ("prepared", b'\3\1{"format":"rankgrad dataset","version":1,"arrays":[1]}'),
     ("prepared", b'\3\1{"format":"rankgrad dataset","version":1,"arrays":{"features":1}}'),
     ("prepared", b'\3\1{"format":"rankgrad dataset","version":1,"arrays":{},"categories":3}'),
+    ("config", b"\x07\n"),
+    ("config", b"\3train.mics=['ndcg']\n"),
     ("tables", b'\1qid\t\t\t"b ""c"""\n9\t1\t-3e-\t\n9015.,,,,,,,,2\t\t\tacme\n7\t1\t4\tx\n'),
     ("tables", b"\2PAR1" + b"\x15\x04" * 20 + b"\x30\0\0\0PAR1"),
 ]
@@ -85,6 +88,19 @@ def test_arrow_files_that_point_outside_themselves_are_refused_not_followed(kind
     with pytest.raises(ValueError, match=r"cannot read .*train.arrow as arrow: .*; expected an undamaged file"):
         read_table(path)
     assert not failure_of("tables", b"\3" + path.read_bytes(), tmp_path)
+
+
+def test_an_arrow_file_that_asks_for_more_memory_than_there_is_is_named(tmp_path):
+    table = pyarrow.table({"qid": ["a", "b"] * 50, "label": [1, 0] * 50, "x": [0.5, 1.5] * 50})
+    path = tmp_path / "train.arrow"
+    with pyarrow.ipc.new_file(path, table.schema, options=pyarrow.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_table(table)
+    content, unpacked = path.read_bytes(), struct.pack("<q", 800)  # of 100 numbers, before each packed column
+    assert content.count(unpacked) == 2
+    path.write_bytes(content.replace(unpacked, struct.pack("<q", 2**57)))
+    with pytest.raises(ValueError, match=r"train.arrow asks for more memory than there is .*write it again"):
+        prepare(path, out=tmp_path / "prepared")
+    assert not failure_of("tables", b"\5" + path.read_bytes(), tmp_path)
 
 
 def test_an_empty_array_of_a_prepared_dataset_is_named(tmp_path):

@@ -460,6 +460,7 @@ def replaced(config: Config, name: str, value: Any) -> Config:
 
 def _set(config: Config, text: str) -> Config:
     """Apply SECTION.KEY=VALUE; a VALUE that is not TOML is a word."""
+    text = text.strip()
     if len(text.splitlines()) > 1:  # TOML would take what follows for other keys, and nobody would look at them
         raise ValueError(f"--set {text!r} has several lines; expected one SECTION.KEY=VALUE; give --set for each key")
     name, equals, value = (part.strip() for part in text.partition("="))

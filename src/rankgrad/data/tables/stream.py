@@ -198,6 +198,10 @@ def _chunks(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[Any, float
     read = _parquet_chunks if kind in PARQUET else _csv_chunks if kind in TEXT else _arrow_chunks
     try:
         yield from read(path, options)
+    except pyarrow.ArrowMemoryError as error:  # of a damaged file, as a rule: its numbers say how much
+        raise ValueError(
+            f"{path} asks for more memory than there is ({error}); expected a whole file; write it again if it is damaged"
+        ) from error
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError | PermissionError | MemoryError):
             raise
