@@ -130,7 +130,11 @@ class Ranker:
         """As many threads as scoring so many documents is worth: one for the list of a service."""
         if self.device.type != "cpu":
             return nullcontext()
-        return torch_threads(threads_worth(min(documents, DOCUMENTS_AT_ONCE) * weights_of(self.model)))
+        return torch_threads(threads_worth(min(documents, DOCUMENTS_AT_ONCE) * self._size))
+
+    @functools.cached_property
+    def _size(self) -> int:
+        return weights_of(self.model)
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights and scaling by name."""

@@ -122,8 +122,10 @@ class Scaling:
             rows = slice(start, start + step)
             x = _tame(features[rows].astype(np.float64), self.arrays["low"], self.arrays["high"])
             missing = np.isnan(x)
-            y = curve(np.where(missing, 0.0, x), self.arrays) if missing.any() else curve(x, self.arrays)
-            scaled[rows, : self.columns] = np.where(missing, 0.0, y)
+            if missing.any():
+                scaled[rows, : self.columns] = np.where(missing, 0.0, curve(np.where(missing, 0.0, x), self.arrays))
+            else:
+                scaled[rows, : self.columns] = curve(x, self.arrays)
             scaled[rows, self.columns :] = missing[:, self.indicators]
             for column, levels in self.levels.items():
                 scaled[rows, column] = _model_codes(x[:, column], len(levels), codes[column])
