@@ -34,6 +34,7 @@ from rankgrad.kernels import encoder_operators, list_attention_kernel
 # Where a scaled feature is cut into pieces: at the quarters of a normal distribution, whose ends are cut off.
 CUTS = (-2.5, -0.6744897501960817, 0.0, 0.6744897501960817, 2.5)
 INPUTS = {"features": 1, "list": 2, "pieces": 2 * len(CUTS)}  # columns per feature
+LARGEST_KEPT = 2**22  # numbers of members' first layers that are laid out a second time
 WIDEST_EMBEDDING, VECTOR_DEVIATION = 16, 0.1  # of the vectors of categories, the latter at their start
 FORGOTTEN = (
     5 / 256
@@ -301,9 +302,13 @@ class Members(nn.Module):
         return self.scaled(hidden.view(members, *shape))
 
     def _in_one(self, x: Tensor) -> bool:
-        """Whether the first layer of all members is done in one product: where the CPU scores, and nobody learns or records."""
+        """Whether the first layer of all members is done in one product: where the CPU scores, and nobody learns or records.
+
+        Not of wide features, whose matrices are too large to have them twice.
+        """
         learns = self.training or torch.is_grad_enabled()
-        return x.device.type == "cpu" and not learns and not torch.compiler.is_compiling()
+        small = len(self.weights) * self.sizes[0] <= LARGEST_KEPT
+        return small and x.device.type == "cpu" and not learns and not torch.compiler.is_compiling()
 
     def _first_layer(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Biases [K A] and matrices [K A, W] of all members, one after the other; kept until the weights change."""
