@@ -314,12 +314,11 @@ def try_fits(times: int, seed: int) -> Tally:
 
 
 def count_threads(
-    counted: Tally, name: str, score: Callable[..., np.ndarray], parts: Sequence[Any], times: int
+    counted: Tally, name: str, score: Callable[..., np.ndarray], parts: Sequence[Any], times: int, before: int
 ) -> None:
-    """Score each of 8 parts so many times from 8 threads, and compare with one thread's; torch keeps its number of threads."""
+    """Score each of 8 parts so many times from 8 threads, and compare with one thread's; torch has as many threads as `before`."""
     import torch
 
-    before = torch.get_num_threads()
     alone = [score(x, qid) for x, _, qid in parts]
     with ThreadPoolExecutor(8) as together:
         found = list(together.map(lambda at: score(parts[at % 8][0], parts[at % 8][2]), range(8 * times)))
@@ -331,11 +330,13 @@ def count_threads(
 
 def try_threads(times: int, seed: int) -> Tally:
     """Scores from 8 threads at once are those of one, to the bit: the estimator, its ranker, an ONNX session."""
+    import torch
+
     from rankgrad import NeuralRanker
     from rankgrad.export import export_ranker
     from rankgrad.export.onnx import session
 
-    counted = Tally()
+    counted, before = Tally(), torch.get_num_threads()
     x, y, qid = some_lists(seed)
     parts = [some_lists(seed + 1 + number) for number in range(8)]
     with workplace("threads") as folder:
@@ -352,7 +353,7 @@ def try_threads(times: int, seed: int) -> Tally:
                 "ONNX": lambda x, qid, of=opened: of.run(None, {"features": x, "sizes": np.bincount(qid)})[0],
             }
             for name, score in ways.items():
-                count_threads(counted, f"{name} of {options['model']}", score, parts, times)
+                count_threads(counted, f"{name} of {options['model']}", score, parts, times, before)
     return counted
 
 
