@@ -1,6 +1,7 @@
 """Load, small: reliability/load.py tries the whole of it."""
 
 import numpy as np
+import torch
 from reliability.promise import Tally
 
 from rankgrad import NeuralRanker
@@ -17,10 +18,10 @@ def test_fits_leave_nothing_behind():
 
 
 def test_scores_from_threads_are_those_of_one():
-    x, y, qid = load.some_lists(0)
+    (x, y, qid), threads = load.some_lists(0), torch.get_num_threads()
     ranker, counted = NeuralRanker(model="mlp", epochs=1, random_state=0, verbose=0).fit(x, y, qid=qid), Tally()
     parts = [load.some_lists(1 + number) for number in range(8)]
-    load.count_threads(counted, "predict", lambda x, qid: ranker.predict(x, qid=qid), parts, 2)
+    load.count_threads(counted, "predict", lambda x, qid: ranker.predict(x, qid=qid), parts, 2, threads)
     assert (counted.tried, counted.failures) == (17, [])
 
 
