@@ -22,6 +22,7 @@ from reliability.commands import (
     Ended,
     InWrite,
     Running,
+    Trap,
     contents,
     difference,
     restore,
@@ -51,7 +52,7 @@ class Case:
     old: dict[str, bytes] = field(default_factory=dict)  # what may be there before
     whole: dict[str, bytes] = field(default_factory=dict)
     seconds: float = 0.0
-    changes: int = 0
+    changes: list[int] = field(default_factory=list)  # of the disk, by each process; one may make none
 
     def next_words(self, folder: Path) -> list[str]:
         """What a person would type after a kill."""
@@ -166,8 +167,8 @@ def measured(case: Case, folder: Path, ranks: int = 1) -> Case:
     for _ in range(2):  # the first may compile
         cleared(folder)
         begun = time.monotonic()
-        ended = all_ended(begin(case.words, folder, ranks, AtChange(0)))
-        case.seconds, case.changes = time.monotonic() - begun, ended[0].changes
+        ended = all_ended(begin(case.words, folder, {rank: AtChange(0) for rank in range(ranks)}, ranks))
+        case.seconds, case.changes = time.monotonic() - begun, [one.changes for one in ended]
         for one in ended:
             expect(one)
         if case.whole and (differs := difference(contents(folder), case.whole)):
@@ -193,11 +194,9 @@ def cleared(folder: Path, old: dict[str, bytes] | None = None) -> Path:
 # --- a round ----------------------------------------------------------------------------------------------------------
 
 
-def begin(words: list[str], folder: Path, ranks: int, trap: Callable[[], object] | None, of: int = 0) -> list[Running]:
-    """One process, or as many as torchrun would start; the trap is that of one of them."""
-    if ranks == 1:
-        return [start(words, folder, trap)]
-    return start_ranks(words, folder, ranks, {} if trap is None else {of: trap})
+def begin(words: list[str], folder: Path, traps: dict[int, Trap], ranks: int) -> list[Running]:
+    """One process, or as many as torchrun would start; a trap for some of them, by rank."""
+    return [start(words, folder, traps.get(0))] if ranks == 1 else start_ranks(words, folder, ranks, traps)
 
 
 def all_ended(running: list[Running]) -> list[Ended]:
@@ -217,12 +216,13 @@ def disturbed(case: Case, folder: Path, draw: random.Random, what: int, share: f
     """One command that is killed or stopped somewhere in this share of its time: whether it was, and what went wrong."""
     largest = max(len(content) for content in case.whole.values())
     how = draw.choice(("moment", "change", "write") if what == signal.SIGKILL else ("moment", "change"))
-    trap: Callable[[], object] | None = None
+    rank = draw.choice([rank for rank, changes in enumerate(case.changes) if changes])
+    traps: dict[int, Trap] = {}
     if how == "change":
-        trap = AtChange(draw.randint(1, max(1, round(share * case.changes))), what)
+        traps[rank] = AtChange(draw.randint(1, max(1, round(share * case.changes[rank]))), what)
     elif how == "write":
-        trap = InWrite(round(math.exp(draw.uniform(0, math.log(largest)))))
-    running = begin(case.next_words(folder), folder, ranks, trap, draw.randrange(ranks))
+        traps[rank] = InWrite(round(math.exp(draw.uniform(0, math.log(largest)))))
+    running = begin(case.next_words(folder), folder, traps, ranks)
     asked = time.monotonic()
     if how == "moment":
         running[0].process.join(draw.uniform(0, share * case.seconds))
@@ -276,14 +276,14 @@ def round_of(
     """Killed three times and then left alone; what went wrong, "" if nothing did."""
     previous = what == signal.SIGKILL and ranks == 1  # else some process may have saved within an epoch
     old = case.old if over_old else {}
-    for _ in range(8):  # one that ends before it was killed three times does not count
+    for again in range(8):  # one that ends before it was killed three times does not count: the next is killed earlier
         cleared(folder, old)
         kills = 0
         for attempt in range(12):
             if kills == KILLS or case.finished(folder):
                 break
             share = 1.0 if not case.goes_on or kills == KILLS - 1 else 0.4
-            was, wrong = disturbed(case, folder, draw, what, share, ranks)
+            was, wrong = disturbed(case, folder, draw, what, share / 2**again, ranks)
             wrong = wrong or half_written(case, folder, old, previous)
             if wrong:
                 return f"{wrong} (kill {kills + 1}, attempt {attempt + 1})"
@@ -291,7 +291,7 @@ def round_of(
         if kills == KILLS:
             break
     if not case.finished(folder):
-        for ended in all_ended(begin(case.next_words(folder), folder, ranks, None)):
+        for ended in all_ended(begin(case.next_words(folder), folder, {}, ranks)):
             if ended.status:
                 return f"{case.name}: left alone after {kills} kills it ended with {ended.status}: {ended.err[-500:]}"
     if kills < KILLS:
