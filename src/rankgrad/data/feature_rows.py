@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rankgrad.data.scaling import Scaling
 
 BLOCK = 4096  # rows that are made at a time where all are wanted
-DENSE_VALUES = 1 << 22  # of sparse features that are made dense at a time: 16 MiB
+DENSE_VALUES = 1 << 21  # of sparse features that are made dense at a time: 8 MiB
 
 
 class FeatureRows:
