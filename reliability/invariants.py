@@ -177,7 +177,10 @@ def _hold_alone(spec: LossSpec, case: Case, values: Tensor, grad: Tensor) -> Non
     real = case.mask[case.row]
     scores, labels = case.scores[case.row][real], case.labels[case.row][real]
     order = torch.arange(len(labels))
-    if spec.name == "ordinal" or len(scores.unique()) == len(scores):
+    seen = scores
+    if case.options.get("log_scores") and len(scores):
+        seen = scores - scores.amin() + 1e-10  # as the loss has them: what is less apart than its rounding is a tie
+    if spec.name == "ordinal" or len(seen.unique()) == len(scores):
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(case.order))
     given = {name: tensor[..., case.row, :][..., real][..., order] for name, tensor in case.arguments().items()}
     alone, own = value_and_gradient(
@@ -297,21 +300,17 @@ def value_and_gradient(
 
 
 def near(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
-    """Equal to rounding, measured by the largest number; what is near 0 is a difference of terms near 1, and rounded as they are.
-
-    In float32 each of these is rounded by 6e-8: the gradient of a constant, as neural_precision of a whole list is one, is that large.
-    """
+    """Equal to rounding, measured by the largest number; what is near 0 is a difference of terms near 1, and rounded as they are."""
     rounding = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
-    least = 1e-3
     if one.dtype == torch.float32:
-        rounding, least = 2e-5, 1e-2
+        rounding = 2e-5
     one, other = one.double(), other.double()
     if not one.numel() or same(one, other):
         return True
     beyond = (one == other) & one.isinf()  # as a gradient in float16 may be
     one, other = one.masked_fill(beyond, 0.0), other.masked_fill(beyond, 0.0)
     size = torch.maximum(one.abs(), other.abs()).amax()
-    return bool(((one - other).abs() <= rounding * size.clamp(min=least)).all())
+    return bool(((one - other).abs() <= rounding * size.clamp(min=1e-3)).all())
 
 
 def same(one: Tensor, other: Tensor) -> bool:

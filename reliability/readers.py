@@ -376,18 +376,10 @@ def _attempt(target: str, seconds: int, seed: int) -> Tally:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as base:
         folder = Path(base)
         counted, places = Tally(), "0"
-        for first in range(
-            0, seconds, TURN
-        ):  # a process of its own for each turn: the fuzzer's memory grows with its inputs
-            asked = [
-                sys.executable,
-                "-m",
-                "reliability.readers",
-                target,
-                str(min(TURN, seconds - first)),
-                str(seed + first),
-                base,
-            ]
+        for first in range(0, seconds, TURN):
+            # A process of its own for each turn: the fuzzer's memory grows with its inputs.
+            arguments = [target, str(min(TURN, seconds - first)), str(seed + first), base]
+            asked = [sys.executable, "-m", "reliability.readers", *arguments]
             done = subprocess.run(asked, capture_output=True, text=True, errors="replace")
             units = re.search(r"number_of_executed_units:\s*(\d+)", done.stderr)
             places = (re.findall(r"cov: (\d+)", done.stderr) or [places])[-1]
