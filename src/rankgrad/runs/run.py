@@ -479,11 +479,13 @@ class _Record:
 
     def _newest(self) -> bytes:
         found = self._checkpoints
-        if not found.exist() and self._before is not None:
-            found = files.Checkpoints(self._before)
+        extends = self._before if not found.exist() else None
+        found = found if extends is None else files.Checkpoints(extends)
         if not found.exist():
             return b""
         tensors, facts, complaints = found.load()
+        if extends is not None:  # its last checkpoint was before its last evaluation
+            facts["seconds"] = files.read_report(extends)["seconds"]
         for complaint in complaints:
             print(inert_line(f"{complaint}; going on from the checkpoint before it"), file=sys.stderr)
         return pack(tensors, facts)
