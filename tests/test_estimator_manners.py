@@ -500,7 +500,7 @@ def test_small_work_is_worth_one_thread_and_large_work_more(monkeypatch):
     X, y, qid = documents()
     ranker = NeuralRanker(**SMALL).fit(X, y, qid=qid)
     assert ranker.config_.train.threads == 1
-    monkeypatch.setattr(threads, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(threads, "WORTH_IN_TRAINING", 1)
     config, data, cpu = NeuralRanker(**SMALL)._config(), type("D", (), {"lengths": np.full(10, 9)}), torch.device("cpu")
     data.__len__ = lambda self: 10
     assert threads_of_training(config, ranker.model_, data(), cpu) == 8
@@ -571,7 +571,7 @@ torch.set_num_threads(2)
 from rankgrad.estimator import NeuralRanker
 from rankgrad.training import threads
 from rankgrad.training.evaluate import mean, measure
-threads.WORTH_A_THREAD = 1.0                                       # all work is worth all threads
+threads.WORTH_A_THREAD = threads.WORTH_IN_TRAINING = 1.0           # all work is worth all threads
 draw = np.random.default_rng(0)
 X, y, qid = draw.normal(size=(2400, 20)), draw.integers(0, 3, 2400), np.arange(2400) // 240
 ranker = NeuralRanker(width=64, layers=1, epochs=1, batch_size=20, device="cpu", random_state=0).fit(X, y, qid=qid)

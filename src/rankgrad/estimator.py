@@ -328,7 +328,8 @@ class NeuralRanker(BaseEstimator):
             if before:
                 _go_on_from(state, before.model, self.__dict__["members_"])
             config = replaced(config, "train.threads", threads_of_training(config, state.model, train_set, device))
-            set_threads(config.train.threads)
+            if config.train.threads:
+                set_threads(config.train.threads)
             scaled_sets = {name: scaled(part.data, scaling) for name, part in sets.items()}
             last = next((name for name, part in sets.items() if part.data is held_out), None)
             vali_set = train_set if held_out is None else scaled_sets[last] if last else scaled(held_out, scaling)

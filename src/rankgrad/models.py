@@ -268,17 +268,17 @@ class Members(nn.Module):
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores [K, B, L]."""
         numbers, codes = self.document.parts(features, mask, self.weights.dtype)
-        scores = self._score(list_inputs(numbers, mask, self.inputs), codes)
+        scores = self.score(list_inputs(numbers, mask, self.inputs), codes)
         return scores if mask is None else scores.masked_fill(~mask, 0.0)
 
     def packed(self, features: Tensor, lists: PackedLayout) -> Tensor:
         """Scores [K, T] of packed lists: features [T, F]."""
         numbers, codes = self.document.parts(features[None], None, self.weights.dtype)
         codes = None if codes is None else codes[0]
-        return self._score(_packed_inputs(numbers[0], lists.offsets, self.inputs), codes)
+        return self.score(_packed_inputs(numbers[0], lists.offsets, self.inputs), codes)
 
-    def _score(self, x: Tensor, codes: Tensor | None) -> Tensor:
-        """[..., F] and codes [..., C] -> [K, ...]."""
+    def score(self, x: Tensor, codes: Tensor | None) -> Tensor:
+        """Scores [K, ...] of what the first layer takes of numbers [..., W], and codes of categories [..., C]."""
         members, shape = len(self.weights), x.shape[:-1]
         hidden = x.flatten(0, -2)  # also of no columns, where all are categories
         split = self.weights.split(self.sizes, 1)

@@ -28,7 +28,7 @@ def test_threads_wait_without_spinning_unless_the_user_has_said_how(given, unset
     with pytest.raises(SystemExit):
         rankgrad.cli.main()
     assert {name: os.environ[name] for name in WAITING if name in os.environ} == given or not given
-    assert given or os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert given or (os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"]) == ("PASSIVE", "10000")
 
 
 @pytest.mark.slow
@@ -38,6 +38,7 @@ def test_openmp_hears_of_it_in_time(unset):
     said = subprocess.run([*COMMAND, "info"], capture_output=True, text=True).stderr
     assert "OMP_WAIT_POLICY" in said
     assert all("PASSIVE" in line for line in said.splitlines() if "OMP_WAIT_POLICY" in line)
+    assert "GOMP_SPINCOUNT" not in said or "GOMP_SPINCOUNT = '10000'" in said
 
 
 def test_threads_as_asked_for_and_one_for_a_small_model(run, data, tmp_path):

@@ -428,8 +428,9 @@ def _fitted_to_data(
 
 
 def _with_threads(config: Config, folder: Path, threads: int, rank: int, fingerprint: str) -> Config:
-    """The configuration with so many threads, which torch takes from here on, written down for a resumption."""
-    set_threads(threads)
+    """The configuration with so many threads, which torch takes from here on, written down for a resumption; 0: as it trains."""
+    if threads:
+        set_threads(threads)
     chosen = replaced(config, "train.threads", threads)
     begun = rank == 0 and files.Checkpoints(folder).exist()
     if rank == 0 and (chosen != config or not begun):

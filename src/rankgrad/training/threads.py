@@ -2,15 +2,19 @@
 
 torch's threads wait for each other after every operation, and by default they do so by spinning. On an idle machine two of them gain
 little where operations are small; where other programs want the cores too, one thread spins while the other does not run, and
-training becomes ten times slower and more. So small work is done by one thread.
+training becomes ten times slower and more. So small work is done by one thread, and where a network is large enough for more, they sleep
+while they wait (`sleeping`). What members learn is the same to the bit with any number of threads, so that their number follows the
+load of the moment (`paces`).
 
-No environment is changed here. The command line asks for waiting without spinning before torch is loaded.
+No environment is changed here. The command line asks for short spinning before torch is loaded.
 """
 
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterator
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,9 +22,15 @@ from torch import nn
 
 from rankgrad.checks import whole
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.models import Members
+from rankgrad.training import distributed
 from rankgrad.training.config import Config
 
-WORTH_A_THREAD = 5e8  # multiplications of a step, documents x weights: fewer cost more in waiting than a thread saves
+WORTH_A_THREAD = 5e8  # multiplications, documents x weights: fewer cost more in waiting than a thread saves
+WORTH_IN_TRAINING = 1.2e8  # of a step, where threads sleep while they wait
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how threads wait, if the environment says it
+TRIED, HELD, HELD_LONGEST = 3, 30, 240  # steps of a trial, and between two of them
+FASTER, SLOWER = 0.9, 1.5  # shares of the usual time of a step: worth a change, and a sign of one
 
 _home = os.getpid()
 _lock = threading.Lock()
@@ -34,13 +44,13 @@ def most_threads() -> int:
     return _own_number() if os.getpid() == _home else 1
 
 
-def threads_worth(work: float) -> int:
+def threads_worth(work: float, of_one: float | None = None) -> int:
     """As many threads as a piece of work is worth, at most torch's own number.
 
     >>> threads_worth(1e6)
     1
     """
-    return max(1, min(most_threads(), int(work / WORTH_A_THREAD)))
+    return max(1, min(most_threads(), int(work / (of_one or WORTH_A_THREAD))))
 
 
 def threads_of_jobs(jobs: Any) -> int:
@@ -52,8 +62,12 @@ def threads_of_jobs(jobs: Any) -> int:
     number = whole("n_jobs", jobs)
     if number == 0:
         raise ValueError("n_jobs must be None, a number of threads, or -1 for all cores, got 0")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return number if number > 0 else max(1, cores + 1 + number)
+    return number if number > 0 else max(1, cores() + 1 + number)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def weights_of(model: nn.Module) -> int:
@@ -62,11 +76,90 @@ def weights_of(model: nn.Module) -> int:
 
 
 def threads_of_training(config: Config, model: nn.Module, data: RankingDataset, device: torch.device) -> int:
-    """Those of the configuration; where it leaves them open, what a step is worth."""
+    """Those of the configuration; where it leaves them open, what a step is worth, or 0: for members, what pays at the moment."""
     if config.train.threads or device.type != "cpu":
         return config.train.threads or most_threads()
     documents = data.lengths.clip(max=config.data.list_size).mean() * min(config.train.batch_size, len(data))
-    return threads_worth(documents * weights_of(model))
+    alone = distributed.place()[1] == 1
+    if alone and isinstance(model, Members) and most_threads() > 1 and do_not_count(model, int(documents)):
+        return 0
+    return threads_worth(documents * weights_of(model), WORTH_IN_TRAINING)
+
+
+def do_not_count(model: Members, documents: int) -> bool:
+    """Whether members learn the same to the bit however many threads compute them: each product is one thread's, here."""
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(documents, model.shapes[0][0], generator=draw).to(model.weights)
+    codes = torch.zeros(documents, len(model.categories), dtype=torch.int64) if model.categories else None
+    numbers = inputs[:, : inputs.shape[1] - model.document.embedding]
+
+    def learned(threads: int) -> torch.Tensor:
+        with torch_threads(threads):
+            return torch.autograd.grad(model.score(numbers, codes).square().sum(), model.weights)[0]
+
+    first, *others = (learned(number) for number in numbers_to_try(most_threads()))
+    return all(torch.equal(first, other) for other in others)
+
+
+def numbers_to_try(most: int) -> list[int]:
+    """Of threads.
+
+    >>> numbers_to_try(6)
+    [1, 2, 4, 6]
+    """
+    return sorted({*(2**power for power in range(most.bit_length())), most})
+
+
+def paces(numbers: list[int]) -> Generator[int, float, None]:
+    """A number of threads for each step; is sent the seconds it took. Now and then its neighbours are tried, and the faster stays.
+
+    A trial ends with its first step that is far slower than usual, and comes less often the more of them were in vain; it comes at once
+    where steps become slower: perhaps another program wants the cores.
+    """
+    at, step, held, expected = 0, -1, TRIED, float("inf")
+    while True:
+        usual: deque[float] = deque(maxlen=TRIED)
+        for _ in range(held):
+            usual.append((yield numbers[at]))
+            if len(usual) == TRIED and median(usual) > SLOWER * expected:
+                break
+        expected, held = median(usual), min(2 * max(held, HELD // 2), HELD_LONGEST)
+        step = -step if 0 <= at - step < len(numbers) else step  # the other neighbour in turn
+        tried: list[float] = []
+        while len(tried) < TRIED and not (tried and tried[-1] > SLOWER * expected):
+            tried.append((yield numbers[at + step]))
+        if median(tried) < FASTER * expected:
+            at, held, expected, step = at + step, HELD, median(tried), -step  # and on in this direction
+
+
+@contextlib.contextmanager
+def sleeping(threads: int) -> Iterator[None]:
+    """Let torch's threads sleep soon while they wait for each other, unless the environment says how they wait.
+
+    GNU's OpenMP does so while it has more threads than cores: here some that never work stand by. Elsewhere they change nothing.
+    """
+    if threads == 1 or any(name in os.environ for name in WAITING):
+        yield
+        return
+    ready, over = threading.Event(), threading.Event()
+    enough = max(2, cores() - threads + 2)  # with the calling one
+
+    def stand_by() -> None:
+        torch.set_num_threads(enough)
+        torch.zeros(2**16 * enough).add_(1)  # large enough for all of them
+        ready.set()
+        over.wait()
+
+    with torch_threads(threads):  # for the number of new threads, which the other one changes
+        helper = threading.Thread(target=stand_by, name="rankgrad-stands-by", daemon=True)
+        helper.start()
+        ready.wait()
+        set_threads(threads)
+        try:
+            yield
+        finally:
+            over.set()
+            helper.join()
 
 
 def set_threads(number: int) -> None:
