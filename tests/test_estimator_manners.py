@@ -574,14 +574,17 @@ from rankgrad.training.evaluate import mean, measure
 threads.WORTH_A_THREAD = threads.WORTH_IN_TRAINING = 1.0           # all work is worth all threads
 draw = np.random.default_rng(0)
 X, y, qid = draw.normal(size=(2400, 20)), draw.integers(0, 3, 2400), np.arange(2400) // 240
-ranker = NeuralRanker(width=64, layers=1, epochs=1, batch_size=20, device="cpu", random_state=0).fit(X, y, qid=qid)
-assert ranker.config_.train.threads == 2                           # they are there, and a fork leaves them behind
+kinds = {"transformer": dict(model="transformer", width=64, layers=1, batch_size=20), "members": dict(members=4)}
+ranker = NeuralRanker(epochs=1, device="cpu", random_state=0, verbose=0, **kinds[sys.argv[1]]).fit(X, y, qid=qid)
+assert ranker.config_.train.threads == {"transformer": 2, "members": 0}[sys.argv[1]]  # they are there, and a fork leaves them behind
+torch.ones(2**20).add(1)
 expected = ranker.predict(X, qid=qid)
 child = os.fork()
 if child == 0:
     assert np.allclose(ranker.predict(X, qid=qid), expected, atol=1e-5)
     assert 0 < ranker.score(X, y, qid=qid) < 1
     ranker.set_params(n_jobs=2).fit(X, y, qid=qid)
+    torch.ones(2**20).add(1)                                       # code of the caller's own
     os._exit(0)
 for _ in range(400):
     ended, status = os.waitpid(child, os.WNOHANG)
@@ -594,11 +597,12 @@ sys.exit("the forked process hangs")
 
 
 @pytest.mark.slow
-def test_a_fork_after_fit_does_not_hang(tmp_path):
+@pytest.mark.parametrize("kind", ["transformer", "members"])
+def test_a_fork_after_fit_does_not_hang(kind, tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "KMP_"))}
     environment["OMP_WAIT_POLICY"] = "PASSIVE"  # it would hang all the same, and spins less
     done = subprocess.run(
-        [sys.executable, "-c", FORKED], env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path
+        [sys.executable, "-c", FORKED, kind], env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
 

@@ -37,6 +37,7 @@ _lock = threading.Lock()
 _borrowed = 0  # contexts that are open, in all threads
 _outside = 1  # torch's number before the first of them
 _known = threading.local()  # threads that have been here before
+_shared_out = False  # whether torch has had more than one thread here
 
 
 def most_threads() -> int:
@@ -164,7 +165,9 @@ def sleeping(threads: int) -> Iterator[None]:
 
 def set_threads(number: int) -> None:
     """Let torch take so many, within `torch_threads`, which gives the caller's number back."""
+    global _shared_out
     number = number if os.getpid() == _home else 1
+    _shared_out = _shared_out or number > 1
     if torch.get_num_threads() != number:  # to set it takes as long as a layer of a small model
         torch.set_num_threads(number)
 
@@ -192,3 +195,13 @@ def _own_number() -> int:
     """Torch's number in this thread. A new thread would be told what another has borrowed at the moment."""
     number = torch.get_num_threads()
     return _outside if _borrowed and not hasattr(_known, "yes") else number
+
+
+def _begin_with_one() -> None:
+    """In a forked process, also for the caller's own code: GNU's OpenMP would wait for threads that a fork leaves behind."""
+    if _shared_out:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_with_one)
