@@ -843,6 +843,20 @@ def test_early_stopping_on_one_query_says_what_to_do():
         NeuralRanker(**SMALL | {"patience": 2}).fit(X, y, qid=np.zeros(len(X), int))
 
 
+@pytest.mark.parametrize("parameters", [MEMBERS, SMALL])
+def test_one_list_is_predicted_as_its_ranker_scores_it_without_batches(parameters, monkeypatch):
+    X, y, qid = documents()
+    ranker = NeuralRanker(**parameters).fit(X, y, qid=qid)
+    own = qid == qid[0]
+    beside = ranker.predict(X, qid=qid)[own]
+    monkeypatch.setattr("rankgrad.training.evaluate.batches", lambda *_, **__: pytest.fail("batches of one list"))
+    alone = ranker.predict(X[own], qid=qid[own])
+    assert np.array_equal(alone, ranker.ranker_.score(X[own])) and np.array_equal(
+        alone, ranker.predict(X[own], group=[own.sum()])
+    )
+    np.testing.assert_allclose(alone, beside, atol=1e-5)
+
+
 def test_bad_data_is_refused_by_predict_and_score():
     X, y, qid = documents()
     with pytest.raises(NotFittedError):

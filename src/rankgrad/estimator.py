@@ -666,7 +666,10 @@ class NeuralRanker(BaseEstimator):
     def _scores(self, data: RankingDataset) -> np.ndarray:
         """[N] in the order of the dataset."""
         with _borrowed(self.device) as device, torch_threads(self._jobs() or most_threads()):
-            return dataclasses.replace(self.ranker_, model=self.model_.to(device), device=device).score_lists(data)
+            ranker = self.ranker_
+            if device != ranker.device or any(weights.device != device for weights in self.model_.parameters()):
+                ranker = dataclasses.replace(ranker, model=self.model_.to(device), device=device)
+            return ranker.score_lists(data)
 
 
 def _own_model(model: Any) -> OwnModel:

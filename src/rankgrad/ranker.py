@@ -88,11 +88,8 @@ class Ranker:
         lengths = lengths[lengths > 0]
         if not len(lengths):
             return np.empty(0, np.float32)
-        if len(lengths) == 1:  # one request of a service: no dataset is made of it
-            with torch.inference_mode(), self._threads(len(rows)):
-                scaling = replace(self.scaling, source=levels) if levels else self.scaling
-                output = self.model(torch.from_numpy(scaling.apply(rows[:])).to(self.device)[None], None)
-                return ranking_scores(output.float(), self.units)[0].cpu().numpy()
+        if len(lengths) == 1:  # no dataset is made of it
+            return self._score_one(rows, replace(self.scaling, source=levels) if levels else self.scaling)
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         labels = np.zeros(len(rows), np.float32)
         return self.score_lists(RankingDataset(rows, labels, offsets, np.arange(len(lengths)), categories=levels))
@@ -117,8 +114,16 @@ class Ranker:
 
     def score_lists(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""
+        if len(data) == 1:
+            return self._score_one(data.features, self.scaling.of(data))
         with self._threads(len(data.labels)):
             return score(self.model, scaled(data, self.scaling), device=self.device)
+
+    def _score_one(self, rows: Features, scaling: Scaling) -> np.ndarray:
+        """Of one list, as a request of a service is: what batches need costs as much as a small model."""
+        with torch.inference_mode(), self._threads(len(rows)):
+            output = self.model(torch.from_numpy(scaling.apply(rows[:])).to(self.device)[None], None)
+            return ranking_scores(output.float(), self.units)[0].cpu().numpy()
 
     def evaluate(self, data: RankingDataset, metrics: tuple[str, ...]) -> dict[str, np.ndarray]:
         """Per-query metrics, [Q], NaN at empty queries."""
