@@ -114,18 +114,30 @@ def group_rows(ids: np.ndarray) -> tuple[np.ndarray | None, np.ndarray, np.ndarr
     ([0, 2, 1], [0, 2, 3], [5, 3])
     """
     starts = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
-    runs = np.diff(np.append(starts, len(ids)))
-    _, first, which = np.unique(ids[starts], return_index=True, return_inverse=True)
-    if len(first) == len(starts):
-        return None, np.append(starts, len(ids)), ids[starts]
+    return group_runs(ids[starts], np.diff(np.append(starts, len(ids))))
+
+
+def group_runs(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
+    """The same of runs of rows, each with its id and its length: [R] and [R] instead of an id for every row.
+
+    >>> order, offsets, query_ids = group_runs(np.array([5, 3, 5]), np.array([1, 2, 1]))
+    >>> order.tolist(), offsets.tolist(), query_ids.tolist()
+    ([0, 3, 1, 2], [0, 2, 4], [5, 3])
+    """
+    _, first, which = np.unique(ids, return_index=True, return_inverse=True)
+    if len(first) == len(ids):
+        return None, np.concatenate([[0], np.cumsum(lengths)]), ids
     place = np.empty(len(first), np.int64)
     place[np.argsort(first)] = np.arange(len(first))
     query_of_run = place[which.reshape(-1)]
+    del which  # of shuffled rows each of these is as long as the data
     by_query = np.argsort(query_of_run, kind="stable")
-    ends = np.cumsum(runs[by_query])
-    order = np.arange(len(ids)) + np.repeat(starts[by_query] - (ends - runs[by_query]), runs[by_query])
-    lengths = np.bincount(query_of_run, weights=runs).astype(np.int64)
-    return order, np.concatenate([[0], np.cumsum(lengths)]), ids[np.sort(starts[first])]
+    counts = np.bincount(query_of_run, weights=lengths).astype(np.int64)
+    del query_of_run
+    starts, own = (np.cumsum(lengths) - lengths)[by_query], lengths[by_query]
+    order = np.repeat(starts - (np.cumsum(own) - own), own)
+    order += np.arange(len(order))
+    return order, np.concatenate([[0], np.cumsum(counts)]), ids[np.sort(first)]
 
 
 def first_return(ids: np.ndarray) -> int:

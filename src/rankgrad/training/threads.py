@@ -29,7 +29,7 @@ from rankgrad.training.config import Config
 WORTH_A_THREAD = 5e8  # multiplications, documents x weights: fewer cost more in waiting than a thread saves
 WORTH_IN_TRAINING = 1.2e8  # of a step, where threads sleep while they wait
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how threads wait, if the environment says it
-TRIED, HELD, HELD_LONGEST = 3, 30, 240  # steps of a trial, and between two of them
+TRIED, HELD, HELD_LONGEST = 5, 30, 240  # steps of a trial, and between two of them
 FASTER, SLOWER = 0.9, 1.5  # shares of the usual time of a step: worth a change, and a sign of one
 
 _home = os.getpid()

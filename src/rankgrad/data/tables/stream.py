@@ -16,7 +16,7 @@ import numpy as np
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.feature_rows import FeatureRows, Features
-from rankgrad.data.grouping import group_rows, one_per_query
+from rankgrad.data.grouping import group_runs, one_per_query
 from rankgrad.data.spool import GrowingFile
 from rankgrad.data.tables.arrow import (
     PARQUET,
@@ -46,7 +46,7 @@ def spool_tables(
     `progress` is called with the bytes read so far and the bytes of all files.
     """
     total, done = sum(path.stat().st_size for path in paths), 0
-    parts = _Parts(GrowingFile(spool))
+    parts = _Parts(GrowingFile(spool), all(kind_of(path) in TEXT for path in paths))
     head: Table | None = None
     known = dict(options)
     for path in paths:
@@ -78,11 +78,10 @@ class _Parts:
     """What was read so far, in the order of the chunks; within a chunk rows of a query are together."""
 
     matrix: GrowingFile
+    untyped: bool  # ids are texts, which stand for numbers if all of them do
     first: RankingDataset | None = None
     labels: list[np.ndarray] = field(default_factory=list)
-    rows: list[tuple[int, np.ndarray]] = field(
-        default_factory=list
-    )  # of chunks whose rows were moved, and where they begin
+    rows: dict[int, np.ndarray] = field(default_factory=dict)  # of chunks whose rows were moved, by where they begin
     ids: list[np.ndarray] = field(default_factory=list)  # of queries, in runs
     lengths: list[np.ndarray] = field(default_factory=list)
     weights: list[np.ndarray] = field(default_factory=list)
@@ -101,9 +100,9 @@ class _Parts:
         self.matrix.append_rows(np.asarray(part.features))
         self.labels.append(part.labels)
         if part.rows is not None:
-            self.rows.append((at, part.rows))
-        self.ids.append(part.query_ids)
-        self.lengths.append(part.lengths)
+            self.rows[at] = part.rows.astype(np.int32)
+        self.ids.append(_short(part.query_ids) if self.untyped else part.query_ids)
+        self.lengths.append(part.lengths.astype(np.int32))
         for name in ("weights", "document_ids", "document_weights"):
             if (found := getattr(part, name)) is not None:
                 getattr(self, name).append(found)
@@ -117,28 +116,25 @@ class _Parts:
     ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray, np.ndarray]:
         """Of runs of rows: the order of the chunks' rows, that of the source's rows, offsets and query ids.
 
-        Orders are None where nothing is to be moved, which is found out without a number for every row.
+        Orders are None where nothing is to be moved, which is found out without a number for every row. Within a chunk queries stand in
+        order of first appearance and their rows in the source's, so that the order of the runs is the order of the source.
         """
-        ids, lengths = _merged_runs(ids, lengths)
-        if not self.rows and len(np.unique(ids)) == len(ids):
-            return None, None, np.concatenate([[0], np.cumsum(lengths)]), ids
-        distinct, codes = np.unique(ids, return_inverse=True)
-        codes = np.repeat(codes.reshape(-1), lengths)  # [N], in the order of the chunks
-        back = None  # into the order of the source
-        if self.rows:
-            back = np.arange(len(codes))
-            for at, rows in self.rows:
-                back[at + rows] = np.arange(at, at + len(rows))
-            codes = codes[back]
-        moved, offsets, queries = group_rows(codes)
-        order = moved if back is None else back if moved is None else back[moved]
-        return order, moved, offsets, distinct[queries]
+        order, offsets, queries = group_runs(*_merged_runs(ids, lengths))
+        if not self.rows:
+            return order, order, offsets, queries
+        source = np.arange(offsets[-1])
+        for at, rows in self.rows.items():
+            source[at : at + len(rows)] = at + rows
+        return order, source if order is None else source[order], offsets, queries
 
     def finish(self, paths: Sequence[Path], options: Mapping[str, Any]) -> RankingDataset:
         """All rows as one dataset."""
         assert self.first is not None
-        lengths, labels = np.concatenate(self.lengths), np.concatenate(self.labels)
-        order, moved, offsets, query_ids = self._grouped(_query_ids(self.ids, paths, options["qid"]), lengths)
+        lengths, labels = np.concatenate(self.lengths).astype(np.int64), np.concatenate(self.labels)
+        ids = _query_ids(self.ids, options["qid"], paths[0] if self.untyped else None)
+        for read in (self.lengths, self.labels, self.ids):
+            read.clear()
+        order, moved, offsets, query_ids = self._grouped(ids, lengths)
         matrix: Features = self.matrix.finish(self.first.features.shape[1])
         weights = np.repeat(np.concatenate(self.weights), lengths) if self.weights else None
         document_ids, document_weights = _joined(self.document_ids), _joined(self.document_weights)
@@ -177,18 +173,27 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray | None:
     return np.concatenate([part.astype(np.str_) if len(kinds) > 1 else part for part in parts])
 
 
-def _query_ids(parts: Sequence[np.ndarray], paths: Sequence[Path], qid: str) -> np.ndarray:
-    """Ids of all chunks; those of CSV files, which were left as texts, become numbers if all of them are."""
+def _short(ids: np.ndarray) -> np.ndarray:
+    """Texts as numbers where all are written as numbers are; `astype(str)` gives the texts back."""
+    try:
+        numbers = ids.astype(np.int64)
+    except (ValueError, OverflowError):
+        return ids
+    return numbers if ids.dtype.kind != "U" or np.array_equal(numbers.astype(np.str_), ids) else ids
+
+
+def _query_ids(parts: Sequence[np.ndarray], qid: str, untyped: Path | None) -> np.ndarray:
+    """Ids of all chunks; those of CSV files (`untyped`: the first), which were left as texts, become numbers if all of them are."""
     kinds = {part.dtype.kind for part in parts}
+    if untyped is not None and "U" in kinds:
+        pyarrow = import_pyarrow()
+        ids = np.concatenate([part.astype(np.str_) for part in parts])
+        found = ids_of_texts(pyarrow.array(ids, pyarrow.large_string()))
+        numbers = column_ids(Table(str(untyped), pyarrow.table({qid: found})), qid)
+        return numbers if isinstance(numbers, np.ndarray) else ids
     if len(kinds) > 1:
         raise ValueError(f"column {qid!r} is text in one table and a number in another; expected one kind in all")
-    ids = np.concatenate(parts)
-    if kinds == {"U"} and all(kind_of(path) in TEXT for path in paths):
-        pyarrow = import_pyarrow()
-        found = ids_of_texts(pyarrow.array(ids.tolist(), pyarrow.large_string()))
-        numbers = column_ids(Table(str(paths[0]), pyarrow.table({qid: found})), qid)
-        return numbers if isinstance(numbers, np.ndarray) else ids
-    return ids
+    return np.concatenate(parts)
 
 
 def _chunks(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[Any, float]]:
