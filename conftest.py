@@ -1,5 +1,6 @@
 """The kernels' modules import triton: they are not collected without it, and run in its interpreter without a GPU."""
 
+import gc
 import importlib.util
 import os
 
@@ -50,3 +51,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.nodeid.startswith(SLOW) or "test_float32_gradients_are_accurate" in item.nodeid:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish():
+    """Every run of training ends with a full collection of garbage, which need not look through thousands of tests each time."""
+    gc.collect()
+    gc.freeze()
