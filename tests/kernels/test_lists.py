@@ -148,10 +148,11 @@ def test_lists_that_are_too_long_take_the_torch_path_or_are_refused():
 @pytest.mark.parametrize(("name", "options"), [(n, o) for n in METRICS for o in METRIC_OPTIONS.get(n, BINARY)])
 def test_metrics(name, options):
     metric = partial(METRICS[name], **options)
-    cases = [batch(), batch((67, 71), 73), batch((3, 3), 3)]
-    cases.append(tuple(t[:, None, ::2].expand(5, 2, 6) for t in batch()))  # views
-    for scores, labels, mask in cases:
-        for empty in (0.0, 1.0, math.nan):
+    some, all_of_them = (math.nan,), (0.0, 1.0, math.nan)  # what an empty list counts as
+    cases = [(batch(), all_of_them), (batch((67, 71), 73), some), (batch((3, 3), 3), some)]
+    cases.append((tuple(t[:, None, ::2].expand(5, 2, 6) for t in batch()), all_of_them))  # views
+    for (scores, labels, mask), empties in cases:
+        for empty in empties:
             value = metric(scores, labels, mask, empty=empty, backend="triton")
             expected = metric(scores, labels, mask, empty=empty, backend="torch")
             torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-7, equal_nan=True)
