@@ -112,12 +112,16 @@ def test_which_lists_they_take():
 
 
 @functools.cache
+def emulated_sort(width):
+    return cuda_on_cpu.Kernel("sort_lists", hopper.SORT, [f"N={width}"])
+
+
+@functools.cache
 def emulated(width, transposed):
     """The kernels for a CPU."""
-    definitions = [f"N={width}"]
-    sort = cuda_on_cpu.Kernel("sort_lists", hopper.SORT, definitions)
-    definitions.append(f"TRANSPOSED={int(transposed)}")
-    return hopper.Kernels(sort, cuda_on_cpu.Kernel("neural_ndcg", hopper.ROUNDS, definitions, width // 128), width)
+    definitions = [f"N={width}", f"TRANSPOSED={int(transposed)}"]
+    rounds = cuda_on_cpu.Kernel("neural_ndcg", hopper.ROUNDS, definitions, width // 128)
+    return hopper.Kernels(emulated_sort(width), rounds, width)
 
 
 @pytest.fixture
