@@ -80,10 +80,10 @@ def test_compiled_once_for_all_lengths(name):
 
 
 VARIANTS = [
-    ("neural_ndcg", {"k": 3, "tau": 0.5, "sort": sorting.soft_sort}),
+    ("neural_ndcg", {"k": 3, "tau": 0.5, "sort": sorting.soft_sort, "sinkhorn_iters": 3}),
     ("neural_ndcg", {"gain": torch.sqrt, "sinkhorn_iters": 0}),
     ("neural_map", {"sort": sorting.neural_sort, "sinkhorn_tol": 0.0}),
-    ("neural_mrr", {"sort": sorting.ot_sort}),
+    ("neural_mrr", {"sort": sorting.ot_sort, "sinkhorn_iters": 3}),
     ("soft_rank", {"method": "exact", "k": 3}),
     ("lambdarank", {"k": 3, "pairs": "both", "gain": "linear"}),
     ("ndcg", {"k": 3, "empty": float("nan")}),
