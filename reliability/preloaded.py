@@ -2,6 +2,7 @@
 
 import encodings.unicode_escape
 import encodings.utf_8_sig  # noqa: F401 (a user who may not read Python's own folder needs them)
+import gc
 import tempfile
 from pathlib import Path
 
@@ -22,3 +23,7 @@ torch.set_num_threads(1)
 with tempfile.TemporaryDirectory() as folder:
     (Path(folder) / "lists.txt").write_text("1 qid:1 1:2\n0 qid:1 1:3\n")
     read_svmlight(Path(folder) / "lists.txt")
+
+# A run of training ends with a full collection: in every process forked it would read, and so copy, all that was loaded here.
+gc.collect()
+gc.freeze()
