@@ -1,5 +1,6 @@
 """A mistake is one sentence and code 2, whoever made it."""
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -138,6 +139,15 @@ def test_a_run_whose_configuration_is_torn_or_gone_is_said_to_be(run, data, trai
     assert (code, out) == (2, "") and f"{tmp_path}/torn/config.toml is not text" in err and "TOML" in err
     (tmp_path / "torn" / "config.toml").unlink()
     assert "torn is not a run: it has no config.toml" in run("evaluate", tmp_path / "torn", data / "letor")[2]
+
+
+def test_data_that_are_too_large_to_prepare_are_not_a_matter_of_batches(run, data, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(importlib.import_module("rankgrad.data.prepare"), "prepare", fail)
+    code, _, err = run("prepare", data / "letor", "--out", tmp_path / "prepared")
+    assert code == 2 and "there is not enough memory; end other programs" in err
 
 
 @pytest.mark.parametrize(

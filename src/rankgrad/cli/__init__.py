@@ -125,7 +125,10 @@ def _explain(error: Exception) -> tuple[int, str]:
         return error.status, str(error)
     no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's has that name
     if no_memory or "can't allocate memory" in str(error):
-        return 2, "there is not enough memory; lower --batch-size or --list-size, or choose a smaller model"
+        remedy = "lower --batch-size or --list-size, or choose a smaller model"
+        if sys.argv[1:2] == ["prepare"]:
+            remedy = "end other programs, or prepare the data on a larger machine"
+        return 2, f"there is not enough memory; {remedy}"
     if isinstance(error, ImportError) and "pip install" in str(error):
         return 2, str(error)
     raise error
