@@ -123,6 +123,11 @@ def test_categories_are_members_too():
         assert threads.threads_of_training(config, model, data, CPU) == 0
 
 
+def test_members_of_wide_features_are_compared_on_a_few_documents():
+    with torch_threads(2):
+        assert threads.learn_the_same(Members(30_000, ids=range(2), hidden=(2,)), 10**6)  # all of them would be 120 GB
+
+
 def standing_by():
     return [thread for thread in threading.enumerate() if thread.name == "rankgrad-stands-by"]
 

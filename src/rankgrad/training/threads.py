@@ -31,6 +31,7 @@ WORTH_IN_TRAINING = 1.2e8  # of a step, where threads sleep while they wait
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how threads wait, if the environment says it
 TRIED, HELD, HELD_LONGEST = 5, 30, 240  # steps of a trial, and between two of them
 FASTER, SLOWER = 0.9, 1.5  # shares of the usual time of a step: worth a change, and a sign of one
+PROBED = 2**22  # inputs of the lists on which members are compared: 16 MiB
 
 _home = os.getpid()
 _lock = threading.Lock()
@@ -82,17 +83,18 @@ def threads_of_training(config: Config, model: nn.Module, data: RankingDataset, 
         return config.train.threads or most_threads()
     documents = data.lengths.clip(max=config.data.list_size).mean() * min(config.train.batch_size, len(data))
     alone = distributed.place()[1] == 1
-    if alone and isinstance(model, Members) and most_threads() > 1 and do_not_count(model, int(documents)):
+    if alone and isinstance(model, Members) and most_threads() > 1 and learn_the_same(model, int(documents)):
         return 0
     return threads_worth(documents * weights_of(model), WORTH_IN_TRAINING)
 
 
-def do_not_count(model: Members, documents: int) -> bool:
-    """Whether members learn the same to the bit however many threads compute them: each product is one thread's, here."""
-    draw = torch.Generator().manual_seed(0)
-    inputs = torch.randn(documents, model.shapes[0][0], generator=draw).to(model.weights)
+def learn_the_same(model: Members, documents: int) -> bool:
+    """Whether members learn the same to the bit however many threads compute them, as where each product is one thread's."""
+    width = model.document.width
+    documents = max(1, min(documents, PROBED // width))
+    inputs = torch.randn(documents, width, generator=torch.Generator().manual_seed(0)).to(model.weights)
     codes = torch.zeros(documents, len(model.categories), dtype=torch.int64) if model.categories else None
-    numbers = inputs[:, : inputs.shape[1] - model.document.embedding]
+    numbers = inputs[:, : width - model.document.embedding]
 
     def learned(threads: int) -> torch.Tensor:
         with torch_threads(threads):
@@ -146,9 +148,11 @@ def sleeping(threads: int) -> Iterator[None]:
     enough = max(2, cores() - threads + 2)  # with the calling one
 
     def stand_by() -> None:
-        torch.set_num_threads(enough)
-        torch.zeros(2**16 * enough).add_(1)  # large enough for all of them
-        ready.set()
+        try:
+            torch.set_num_threads(enough)
+            torch.zeros(2**16 * enough).add_(1)  # large enough for all of them
+        finally:
+            ready.set()
         over.wait()
 
     with torch_threads(threads):  # for the number of new threads, which the other one changes
