@@ -35,4 +35,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":  # set by the conftest.py at the t
     import triton.language
     from triton.runtime import interpreter
 
-    hasten(interpreter, triton.language)
+    if all(
+        hasattr(interpreter, name) for name in ("_get_np_dtype", "_patch_lang", "_LangPatchScope")
+    ):  # not all versions
+        hasten(interpreter, triton.language)
