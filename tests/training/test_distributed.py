@@ -355,3 +355,19 @@ def test_a_signal_that_comes_while_the_run_is_left_has_its_status(tmp_path):
     with pytest.raises(InterruptedRunError) as caught:
         signals.handle(signal.SIGTERM)
     assert caught.value.status == 143
+
+
+@pytest.mark.parametrize("said", ["Gloo connectFullMesh failed with ...", "Connection closed by peer [127.0.0.1]:1"])
+def test_a_process_that_is_lost_while_all_join_is_one_sentence(said, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError(said)
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    joining = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    for name, value in joining.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.distributed, "init_process_group", fail)
+    with pytest.raises(InterruptedRunError, match="another process of the run ended"), distributed.process_group():
+        pass

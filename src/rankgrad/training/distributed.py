@@ -129,6 +129,10 @@ def process_group() -> Iterator[tuple[int, int]]:
         yield number, world
     except BaseException as error:
         _clear_frames(error)
+        if isinstance(error, RuntimeError) and lost_a_process(error):
+            raise InterruptedRunError(
+                "another process of the run ended; expected all of them to stay; look at what it said, and start again"
+            ) from error
         raise
     finally:
         _heart.stop()
@@ -257,7 +261,7 @@ def place_on_machine() -> tuple[int, int]:
 
 def lost_a_process(error: RuntimeError) -> bool:
     """Whether an error of torch.distributed says that another process is gone."""
-    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL")
+    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "connectFullMesh failed")
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
