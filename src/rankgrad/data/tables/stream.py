@@ -16,7 +16,7 @@ import numpy as np
 
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.feature_rows import FeatureRows, Features
-from rankgrad.data.grouping import group_runs, one_per_query
+from rankgrad.data.grouping import group_rows, group_runs, one_per_query
 from rankgrad.data.spool import GrowingFile
 from rankgrad.data.tables.arrow import (
     PARQUET,
@@ -112,12 +112,13 @@ class _Parts:
             self.counts.setdefault("first_clamped", part.provenance["first_clamped"])
 
     def _grouped(
-        self, ids: np.ndarray, lengths: np.ndarray
+        self, ids: np.ndarray, lengths: np.ndarray, *, converted: bool
     ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray, np.ndarray]:
         """Of runs of rows: the order of the chunks' rows, that of the source's rows, offsets and query ids.
 
         Orders are None where nothing is to be moved, which is found out without a number for every row. Within a chunk queries stand in
-        order of first appearance and their rows in the source's, so that the order of the runs is the order of the source.
+        order of first appearance and their rows in the source's, so that the order of the runs is the order of the source; unless ids
+        were `converted`: several texts may be one number.
         """
         order, offsets, queries = group_runs(*_merged_runs(ids, lengths))
         if not self.rows:
@@ -125,16 +126,21 @@ class _Parts:
         source = np.arange(offsets[-1])
         for at, rows in self.rows.items():
             source[at : at + len(rows)] = at + rows
-        return order, source if order is None else source[order], offsets, queries
+        if not converted:
+            return order, source if order is None else source[order], offsets, queries
+        back = np.argsort(source)  # where a row of the source is among those of the chunks
+        moved, offsets, queries = group_rows(np.repeat(ids, lengths)[back])
+        return back if moved is None else back[moved], moved, offsets, queries
 
     def finish(self, paths: Sequence[Path], options: Mapping[str, Any]) -> RankingDataset:
         """All rows as one dataset."""
         assert self.first is not None
         lengths, labels = np.concatenate(self.lengths).astype(np.int64), np.concatenate(self.labels)
+        texts = any(part.dtype.kind == "U" for part in self.ids)
         ids = _query_ids(self.ids, options["qid"], paths[0] if self.untyped else None)
         for read in (self.lengths, self.labels, self.ids):
             read.clear()
-        order, moved, offsets, query_ids = self._grouped(ids, lengths)
+        order, moved, offsets, query_ids = self._grouped(ids, lengths, converted=texts and ids.dtype.kind != "U")
         matrix: Features = self.matrix.finish(self.first.features.shape[1])
         weights = np.repeat(np.concatenate(self.weights), lengths) if self.weights else None
         document_ids, document_weights = _joined(self.document_ids), _joined(self.document_weights)
