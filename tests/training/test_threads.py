@@ -171,8 +171,8 @@ print(spinning, asleep, cpu_seconds())
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="of GNU's OpenMP")
-@pytest.mark.skipif(threads.cores() < 2, reason="threads that outnumber the cores do not spin anyway")
+@pytest.mark.skipif(sys.platform != "linux", reason="only GNU's OpenMP, which torch has on Linux, sleeps so")
+@pytest.mark.skipif(threads.cores() < 2, reason="on one core two threads never spin, so there is nothing to see")
 def test_threads_sleep_while_they_wait_and_spin_again_afterwards():
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_", "KMP_"))}
     done = subprocess.run([sys.executable, "-c", SPINS], env=environment, capture_output=True, text=True, check=True)
