@@ -247,7 +247,8 @@ def disturbed(case: Case, folder: Path, draw: random.Random, what: int, share: f
         said = next(one.err for one in ended if one.status not in allowed)
         return True, f"{where}: statuses {statuses}: {said[-500:]}"
     if what == signal.SIGTERM and not {*statuses} & {STOPPED}:
-        return True, f"{where}: statuses {statuses}, none of them {STOPPED}: {ended[0].err[-500:]}"
+        said = "".join(one.err for one in ended)
+        return True, f"{where}: statuses {statuses}, none of them {STOPPED}: {said[-500:]}"
     return True, ""
 
 

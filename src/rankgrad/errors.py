@@ -1,8 +1,11 @@
 """The exceptions a caller may want to catch; everything else a user can do wrong is a ValueError."""
 
 
-class InterruptedRunError(Exception):
+class InterruptedRunError(BaseException):
     """The run was asked to stop, or lost a process, and has saved where it stands.
+
+    As a KeyboardInterrupt it is no `Exception`: a signal may come while any line is run, and what reads a file there would take
+    it for damage.
 
     `status`: what the command ends with, 128 and the number of the signal, as a shell counts: 143 after SIGTERM.
     """

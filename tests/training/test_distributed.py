@@ -18,6 +18,7 @@ from distributed_cases import CONFIG, OnOne
 
 import children
 from children import INTERRUPTED, LEFT, REFUSED, Trap
+from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.synthetic import synthetic
 from rankgrad.errors import InterruptedRunError, OtherProcessError
 from rankgrad.files import load_tensors
@@ -354,6 +355,16 @@ def test_a_signal_that_comes_while_the_run_is_left_has_its_status(tmp_path):
     signals = Signals(tmp_path)
     with pytest.raises(InterruptedRunError) as caught:
         signals.handle(signal.SIGTERM)
+    assert caught.value.status == 143
+
+
+def test_a_signal_that_comes_while_a_file_is_read_is_not_taken_for_damage(monkeypatch, tmp_path):
+    synthetic("tiny").save(tmp_path / "lists")
+    monkeypatch.setattr(np, "load", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    with Signals(tmp_path) as signals:
+        signals.listen()
+        with pytest.raises(InterruptedRunError) as caught:
+            RankingDataset.open(tmp_path / "lists")
     assert caught.value.status == 143
 
 

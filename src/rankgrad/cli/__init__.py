@@ -95,7 +95,7 @@ def main() -> None:
         _end(2, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
     except ValueError as error:
         _end(2, str(error))
-    except Exception as error:
+    except (Exception, InterruptedRunError) as error:
         _end(*_explain(error))
     if code == 130:
         _end(code, "" if _process() else "interrupted")
@@ -117,7 +117,7 @@ def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"rankgrad: warning: {inert_line(str(message))}", file=sys.stderr)
 
 
-def _explain(error: Exception) -> tuple[int, str]:
+def _explain(error: Exception | InterruptedRunError) -> tuple[int, str]:
     """The exit code and the sentence of a failure that is neither a ValueError nor a defect; a defect is raised again."""
     if isinstance(error, OtherProcessError):
         return 2, ""

@@ -161,7 +161,7 @@ def one_message() -> Iterator[None]:
         yield
     except OtherProcessError:
         raise
-    except Exception as error:
+    except (Exception, InterruptedRunError) as error:
         if _speaks_first():
             raise
         if isinstance(error, InterruptedRunError):
