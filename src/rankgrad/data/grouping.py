@@ -114,30 +114,27 @@ def group_rows(ids: np.ndarray) -> tuple[np.ndarray | None, np.ndarray, np.ndarr
     ([0, 2, 1], [0, 2, 3], [5, 3])
     """
     starts = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
-    return group_runs(ids[starts], np.diff(np.append(starts, len(ids))))
-
-
-def group_runs(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """The same of runs of rows, each with its id and its length: [R] and [R] instead of an id for every row.
-
-    >>> order, offsets, query_ids = group_runs(np.array([5, 3, 5]), np.array([1, 2, 1]))
-    >>> order.tolist(), offsets.tolist(), query_ids.tolist()
-    ([0, 3, 1, 2], [0, 2, 4], [5, 3])
-    """
-    _, first, which = np.unique(ids, return_index=True, return_inverse=True)
-    if len(first) == len(ids):
-        return None, np.concatenate([[0], np.cumsum(lengths)]), ids
-    place = np.empty(len(first), np.int64)
+    runs = ids[starts]
+    _, first, which = np.unique(runs, return_index=True, return_inverse=True)
+    if len(first) == len(runs):
+        return None, np.append(starts, len(ids)), runs
+    place = np.empty(len(first), np.int32)
     place[np.argsort(first)] = np.arange(len(first))
-    query_of_run = place[which.reshape(-1)]
-    del which  # of shuffled rows each of these is as long as the data
-    by_query = np.argsort(query_of_run, kind="stable")
-    counts = np.bincount(query_of_run, weights=lengths).astype(np.int64)
-    del query_of_run
-    starts, own = (np.cumsum(lengths) - lengths)[by_query], lengths[by_query]
-    order = np.repeat(starts - (np.cumsum(own) - own), own)
-    order += np.arange(len(order))
-    return order, np.concatenate([[0], np.cumsum(counts)]), ids[np.sort(first)]
+    codes = np.repeat(place[which.reshape(-1)], np.diff(np.append(starts, len(ids))))
+    query_ids = runs[np.sort(first)]
+    del starts, runs, which  # of shuffled rows each is as long as the data
+    return (*group_codes(codes), query_ids)
+
+
+def group_codes(codes: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+    """The order and the offsets, where queries are numbered 0, 1, ... as they first appear.
+
+    >>> order, offsets = group_codes(np.array([0, 1, 0]))
+    >>> order.tolist(), offsets.tolist()
+    ([0, 2, 1], [0, 2, 3])
+    """
+    together = (codes[1:] >= codes[:-1]).all()
+    return None if together else np.argsort(codes, kind="stable"), np.append(0, np.cumsum(np.bincount(codes)))
 
 
 def first_return(ids: np.ndarray) -> int:

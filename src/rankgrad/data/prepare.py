@@ -116,6 +116,7 @@ def prepare(
                 known = {"dataset": layout.dataset, "fold": layout.fold, "split": name}
                 dataclasses.replace(piece, provenance={**data.provenance, **known}).save(building / name)
                 written[name] = piece.describe()
+            del data, pieces, piece  # before the next is read
         shutil.rmtree(spool)
         if "test" not in (tables or layout.files):
             notes.append("there is no test file")
@@ -162,6 +163,7 @@ def _read_tables(
             names = data.feature_names
             columns = columns._replace(categorical=tuple(names[n] for n in data.categories), by_type=False)
         yield split, data
+        del data
 
 
 @contextmanager

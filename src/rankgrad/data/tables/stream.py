@@ -1,7 +1,7 @@
 """Tables larger than memory: read chunk by chunk into a file, their rows brought together by query at the end.
 
 Rows of a query may be anywhere, as in `read_table`. Features go to a file, and are put into order when that is read; kept in
-memory are a few numbers per row (its label, weight and place) and the ids.
+memory are a few numbers per row (its label, weight and query) and the ids.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.dataset import RankingDataset, as_ids
 from rankgrad.data.feature_rows import FeatureRows, Features
-from rankgrad.data.grouping import group_rows, group_runs, one_per_query
+from rankgrad.data.grouping import group_codes, one_per_query
 from rankgrad.data.spool import GrowingFile
 from rankgrad.data.tables.arrow import (
     PARQUET,
@@ -75,18 +75,13 @@ def spool_tables(
 
 @dataclass
 class _Parts:
-    """What was read so far, in the order of the chunks; within a chunk rows of a query are together."""
+    """What was read so far, row by row in the order of the source."""
 
     matrix: GrowingFile
     untyped: bool  # ids are texts, which stand for numbers if all of them do
     first: RankingDataset | None = None
-    labels: list[np.ndarray] = field(default_factory=list)
-    rows: dict[int, np.ndarray] = field(default_factory=dict)  # of chunks whose rows were moved, by where they begin
-    ids: list[np.ndarray] = field(default_factory=list)  # of queries, in runs
-    lengths: list[np.ndarray] = field(default_factory=list)
-    weights: list[np.ndarray] = field(default_factory=list)
-    document_ids: list[np.ndarray] = field(default_factory=list)
-    document_weights: list[np.ndarray] = field(default_factory=list)
+    queries: dict[int | str, int] = field(default_factory=dict)  # ids, numbered as they appear
+    rows: dict[str, list[np.ndarray]] = field(default_factory=dict)  # numbers and names of documents, in chunks
     levels: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of categories, by column
     counts: dict[str, Any] = field(default_factory=lambda: {"missing": 0, "clamped": 0})
 
@@ -96,59 +91,40 @@ class _Parts:
         for column, texts in part.categories.items():
             self.levels[column] = tuple(dict.fromkeys((*self.levels.get(column, ()), *texts)))
         part = part.recoded(self.levels)
-        at = self.matrix.rows
-        self.matrix.append_rows(np.asarray(part.features))
-        self.labels.append(part.labels)
-        if part.rows is not None:
-            self.rows[at] = part.rows.astype(np.int32)
-        self.ids.append(_short(part.query_ids) if self.untyped else part.query_ids)
-        self.lengths.append(part.lengths.astype(np.int32))
-        for name in ("weights", "document_ids", "document_weights"):
-            if (found := getattr(part, name)) is not None:
-                getattr(self, name).append(found)
+        self.matrix.append_rows(part.in_source_order(np.asarray(part.features)))
+        rows = {
+            "queries": np.repeat(_numbered(part.query_ids, self.queries), part.lengths),
+            "labels": part.labels,
+            "weights": None if part.weights is None else np.repeat(part.weights, part.lengths),
+            "document_ids": part.document_ids,
+            "document_weights": part.document_weights,
+        }
+        for name, values in rows.items():
+            if values is not None:
+                self.rows.setdefault(name, []).append(part.in_source_order(values))
         for name in ("missing", "clamped"):
             self.counts[name] += part.provenance[name]
         if "first_clamped" in part.provenance:
             self.counts.setdefault("first_clamped", part.provenance["first_clamped"])
 
-    def _grouped(
-        self, ids: np.ndarray, lengths: np.ndarray, *, converted: bool
-    ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray, np.ndarray]:
-        """Of runs of rows: the order of the chunks' rows, that of the source's rows, offsets and query ids.
-
-        Orders are None where nothing is to be moved, which is found out without a number for every row. Within a chunk queries stand in
-        order of first appearance and their rows in the source's, so that the order of the runs is the order of the source; unless ids
-        were `converted`: several texts may be one number.
-        """
-        order, offsets, queries = group_runs(*_merged_runs(ids, lengths))
-        if not self.rows:
-            return order, order, offsets, queries
-        source = np.arange(offsets[-1])
-        for at, rows in self.rows.items():
-            source[at : at + len(rows)] = at + rows
-        if not converted:
-            return order, source if order is None else source[order], offsets, queries
-        back = np.argsort(source)  # where a row of the source is among those of the chunks
-        moved, offsets, queries = group_rows(np.repeat(ids, lengths)[back])
-        return back if moved is None else back[moved], moved, offsets, queries
-
     def finish(self, paths: Sequence[Path], options: Mapping[str, Any]) -> RankingDataset:
         """All rows as one dataset."""
         assert self.first is not None
-        lengths, labels = np.concatenate(self.lengths).astype(np.int64), np.concatenate(self.labels)
-        texts = any(part.dtype.kind == "U" for part in self.ids)
-        ids = _query_ids(self.ids, options["qid"], paths[0] if self.untyped else None)
-        for read in (self.lengths, self.labels, self.ids):
-            read.clear()
-        order, moved, offsets, query_ids = self._grouped(ids, lengths, converted=texts and ids.dtype.kind != "U")
+        codes = self._joined("queries")
+        assert codes is not None
+        query_ids = _query_ids([*self.queries], options["qid"], paths[0] if self.untyped else None)
+        numbers = _numbered(query_ids, {})
+        if numbers[-1] < len(numbers) - 1:  # some texts are the same number, as 7 and 7.0
+            codes, query_ids = numbers[codes], query_ids[np.unique(numbers, return_index=True)[1]]
+        order, offsets = group_codes(codes)
+        del codes
         matrix: Features = self.matrix.finish(self.first.features.shape[1])
-        weights = np.repeat(np.concatenate(self.weights), lengths) if self.weights else None
-        document_ids, document_weights = _joined(self.document_ids), _joined(self.document_weights)
         if order is not None:
-            matrix, labels = FeatureRows([matrix], order), labels[order]
-            weights, document_ids, document_weights = (
-                None if values is None else values[order] for values in (weights, document_ids, document_weights)
-            )
+            matrix = FeatureRows([matrix], order)
+        labels, weights, document_ids, document_weights = (
+            self._joined(name, order) for name in ("labels", "weights", "document_ids", "document_weights")
+        )
+        assert labels is not None
         if weights is not None:
             weights = one_per_query(f"column {options['weight']!r}", weights, offsets, query_ids)
         return RankingDataset(
@@ -158,48 +134,39 @@ class _Parts:
             query_ids,
             self.first.feature_names,
             weights,
-            moved,
+            order,
             {"sources": [str(path) for path in paths], "rows": len(labels), **self.counts},
             document_ids,
             document_weights,
             self.levels,
         )
 
-
-def _merged_runs(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Runs [R] of query ids and their lengths, neighbours of one id together."""
-    starts = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
-    return ids[starts], np.add.reduceat(lengths, starts)
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray | None:
-    if not parts:
-        return None
-    kinds = {part.dtype.kind for part in parts}
-    return np.concatenate([part.astype(np.str_) if len(kinds) > 1 else part for part in parts])
+    def _joined(self, name: str, order: np.ndarray | None = None) -> np.ndarray | None:
+        """All chunks of what is kept of every row, which is let go, in this order; None where there is nothing."""
+        parts = self.rows.pop(name, [])
+        if not parts:
+            return None
+        kinds = {part.dtype.kind for part in parts}
+        whole = np.concatenate([part.astype(np.str_) if len(kinds) > 1 else part for part in parts])
+        return whole if order is None else whole[order]
 
 
-def _short(ids: np.ndarray) -> np.ndarray:
-    """Texts as numbers where all are written as numbers are; `astype(str)` gives the texts back."""
-    try:
-        numbers = ids.astype(np.int64)
-    except (ValueError, OverflowError):
-        return ids
-    return numbers if ids.dtype.kind != "U" or np.array_equal(numbers.astype(np.str_), ids) else ids
+def _numbered(ids: np.ndarray, known: dict[int | str, int]) -> np.ndarray:
+    """The number of each id; those that are not known are given the next ones."""
+    return np.array([known.setdefault(one, len(known)) for one in ids.tolist()], np.int32)
 
 
-def _query_ids(parts: Sequence[np.ndarray], qid: str, untyped: Path | None) -> np.ndarray:
-    """Ids of all chunks; those of CSV files (`untyped`: the first), which were left as texts, become numbers if all of them are."""
-    kinds = {part.dtype.kind for part in parts}
-    if untyped is not None and "U" in kinds:
+def _query_ids(ids: list[int | str], qid: str, untyped: Path | None) -> np.ndarray:
+    """Distinct ids; those of CSV files (`untyped`: the first), which were left as texts, become numbers if all of them are."""
+    if len({type(one) for one in ids}) > 1:
+        raise ValueError(f"column {qid!r} is text in one table and a number in another; expected one kind in all")
+    if untyped is not None:
         pyarrow = import_pyarrow()
-        ids = np.concatenate([part.astype(np.str_) for part in parts])
         found = ids_of_texts(pyarrow.array(ids, pyarrow.large_string()))
         numbers = column_ids(Table(str(untyped), pyarrow.table({qid: found})), qid)
-        return numbers if isinstance(numbers, np.ndarray) else ids
-    if len(kinds) > 1:
-        raise ValueError(f"column {qid!r} is text in one table and a number in another; expected one kind in all")
-    return np.concatenate(parts)
+        if isinstance(numbers, np.ndarray):
+            return numbers
+    return as_ids(f"column {qid!r}", np.array(ids, object))
 
 
 def _chunks(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[Any, float]]:
