@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -459,6 +460,22 @@ def test_the_commit_is_that_of_the_checkout_and_says_if_it_was_changed(tmp_path,
     provenance._commit.cache_clear()
     assert provenance.versions()["commit"] == f"{head} (modified)"
     provenance._commit.cache_clear()
+
+
+def test_no_other_program_is_started_while_the_folder_is_locked(tmp_path, monkeypatch):
+    """Killed at that moment, its child would hold the lock for a while, and whoever resumes at once would be refused."""
+    while_locked = []
+
+    class Seen(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            while_locked.append((tmp_path / "run").exists())
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Seen)
+    monkeypatch.setattr(platform, "_uname_cache", None)
+    provenance._commit.cache_clear()
+    list(train_run(tmp_path / "run", CONFIG))
+    assert while_locked and not any(while_locked)
 
 
 def test_a_copy_inside_another_repository_does_not_claim_its_commit(tmp_path, monkeypatch):

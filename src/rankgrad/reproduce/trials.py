@@ -46,6 +46,7 @@ from rankgrad.reproduce.data import (
 )
 from rankgrad.reproduce.rows import ROWS, TABLE_RECIPES, Setting, config_of
 from rankgrad.runs.folder import is_finished, read_config, read_per_query, read_report
+from rankgrad.runs.provenance import ask_other_programs
 from rankgrad.runs.run import train_run
 from rankgrad.runs.trees import fit_trees_run, grow_run
 from rankgrad.training.build import validate
@@ -128,6 +129,7 @@ def open_experiment(request: Request, kind: str, held: contextlib.ExitStack, *, 
         "epochs": request.epochs,
         "device": device,
     }
+    ask_other_programs()
     with _settled(out, settings, held):
         folds = tuple(_read(out / "data", source, dataset, number, request, quiet) for number in numbers)
     return Experiment(request, out, dataset, source, device, folds)

@@ -20,7 +20,7 @@ from rankgrad.files import expect_no_holes, replacing
 from rankgrad.inert import inert_cell
 from rankgrad.metrics import parse_metric
 from rankgrad.runs import folder as files
-from rankgrad.runs.provenance import versions
+from rankgrad.runs.provenance import ask_other_programs
 from rankgrad.training.config import Train
 from rankgrad.training.evaluate import measure
 
@@ -99,7 +99,7 @@ def keep_scores(
     values = {
         of: measure(scores, data, [parse_metric(name, gain) for name in names_of]) for of, names_of in wanted.items()
     }
-    versions()
+    ask_other_programs()
     with replacing(folder) as building:
         facts = {
             "loss": name,

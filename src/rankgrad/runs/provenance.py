@@ -13,6 +13,16 @@ import torch
 from rankgrad import __version__
 
 
+def ask_other_programs() -> None:
+    """Ask git for the commit, and the system for its processor, once and before anything begins.
+
+    What is checked out while a process trains is not what it runs. And a process that is killed while it starts another leaves a
+    child that holds its locks for some milliseconds more: whoever resumes at once would be refused.
+    """
+    _commit()
+    platform.processor()  # keeps what it has found
+
+
 def versions() -> dict[str, str | None]:
     """What ran: the library, its commit where it runs from a checkout, Python, torch, numpy."""
     return {
@@ -33,10 +43,7 @@ def machine_facts(device: torch.device, threads: int) -> dict[str, Any]:
 
 @functools.cache
 def _commit() -> str | None:
-    """The commit of the checkout this file belongs to; a changed checkout says so; None if git does not know the file.
-
-    Asked once, early: what is checked out while a process trains is not what it runs.
-    """
+    """The commit of the checkout this file belongs to; a changed checkout says so; None if git does not know the file."""
     package = Path(__file__).parents[1]
 
     def git(*words: str) -> str:

@@ -30,7 +30,7 @@ from rankgrad.inert import inert_line
 from rankgrad.ranker import Ranker
 from rankgrad.runs import folder as files
 from rankgrad.runs.load import load
-from rankgrad.runs.provenance import versions
+from rankgrad.runs.provenance import ask_other_programs
 from rankgrad.training import distributed
 from rankgrad.training.build import OwnLoss, as_spec, fit_to_data, make_device, make_objectives, make_state, validate
 from rankgrad.training.config import TREES, Config, became, dumps, loads, replaced
@@ -92,6 +92,7 @@ def train_run(
     """
     if model is None and config is not None and is_own(config.model.kind):
         model = import_network(config.model.kind)
+    ask_other_programs()
     with Signals(folder) as signals, distributed.process_group() as (rank, world), ExitStack() as held:
         started, place = distributed.from_first(
             lambda: _begin(folder, config, epochs, loss, model, held), _sent, _received
@@ -289,7 +290,6 @@ def _train_run(
 ) -> Iterator[Step | Epoch | Finished]:
     """Train what has begun; `place` is where it writes, the folder itself unless a finished run is extended."""
     device = make_device(config.train.device)
-    versions()  # asks for the commit now, not when something else may have been checked out
     start = _start_of(folder, config, rank)
     if start is None:
         splits, scaling, fingerprint = read(config, place, world)

@@ -20,7 +20,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.errors import InterruptedRunError
 from rankgrad.runs import folder as files
 from rankgrad.runs.averaging import mean_of_standardised
-from rankgrad.runs.provenance import versions
+from rankgrad.runs.provenance import ask_other_programs
 from rankgrad.runs.run import Finished, Started, begin_run, read_for
 from rankgrad.training.build import parse_loss
 from rankgrad.training.config import NATIVE, Config, Data, Model, Train, replaced
@@ -73,6 +73,7 @@ def grow_run(folder: Path, config: Config | None = None) -> Iterator[Started | G
     fresh = config is not None
     if config is not None:
         config = replaced(config, "train.device", "cpu")
+    ask_other_programs()
     with Signals(folder) as signals, ExitStack() as held:
         started = begin_run(folder, config, held)
         try:
@@ -128,7 +129,6 @@ def boosting_of(config: Config) -> Boosting:
 
 def _grow_run(folder: Path, config: Config) -> Iterator[Grown | Finished]:
     started = time.perf_counter()
-    versions()  # asks for the commit now, not when something else may have been checked out
     how, count = boosting_of(config), config.members.count
     splits = unscaled_splits(config)
     splits = {name: split.recoded(splits["train"].categories) for name, split in splits.items()}
@@ -271,7 +271,7 @@ def _finish(
 def fit_trees_run(folder: Path, config: TreeConfig, splits: Mapping[str, RankingDataset]) -> dict[str, Any]:
     """Fit the best of a small grid and write its folder, which reads like that of a run; its report."""
     started = time.perf_counter()
-    versions()  # asks for the commit now, not when something else may have been checked out
+    ask_other_programs()
     trees, tried = fit_grid(config, splits)
     folder.mkdir(parents=True, exist_ok=True)
     facts = {**dataclasses.asdict(config), "chosen": best_of(tried), "tried": tried}
