@@ -1,15 +1,16 @@
 """CPU threads: how fast training and single predictions are, idle and beside a program that burns every core.
 
-    python benchmarks/threads.py [--work small strong ...] [--seconds 0.5] [--rounds 9]
+    python benchmarks/threads.py [--work small strong ...] [--seconds 0.5] [--rounds 9] [--processes 1]
 
-Every setting has a process of its own, because OpenMP reads its settings once, and they measure in turn, round by round, because a
-machine is not equally fast for long. `before` is torch's own choice: a thread for every core, and threads that spin. `Python` and
+Every setting has processes of its own, because OpenMP reads its settings once, and they measure in turn, round by round, because a
+machine is not equally fast for long. Beside busy programs equal processes differ by a third: there several of each tell more. `before` is torch's own choice: a thread for every core, and threads that spin. `Python` and
 `command line` are what rankgrad chooses now, the second with what it tells OpenMP. The others are settings to compare with. Training
-is lists/s; a prediction is the latency of one list of 30 documents, in ms; all are medians over the rounds. The last column says how much
+is lists/s; a prediction is the latency of one list of 30 documents, in ms; all are medians over rounds and processes. The last column says how much
 slower the worse of the two choices is than the best of all settings. Run it on an idle machine.
 """
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -112,6 +113,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--work", nargs="+", default=[*TRAINING, *PREDICTING], choices=[*TRAINING, *PREDICTING])
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--processes", type=int, default=1, help="of each setting")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -123,24 +125,27 @@ def main():
     print(f"{CORES} cores, torch {torch.__version__}; training in lists/s, predictions in ms\n")
     print(f"| work | machine | {' | '.join(SETTINGS)} | best / ours |\n|{'---|' * (len(SETTINGS) + 3)}")
     for work in given.work:
-        processes = {setting: started(work, setting) for setting in SETTINGS}
-        for process in processes.values():
+        processes = {setting: [started(work, setting) for _ in range(given.processes)] for setting in SETTINGS}
+        for process in itertools.chain(*processes.values()):
             asked(process, 1.0)  # warming up
         for busy in (False, True):
             rivals = [subprocess.Popen([sys.executable, "-c", RIVAL]) for _ in range(CORES * busy)]
             try:
-                rounds = [[asked(one, given.seconds) for one in processes.values()] for _ in range(given.rounds)]
+                rounds = [
+                    [[asked(one, given.seconds) for one in alike] for alike in processes.values()]
+                    for _ in range(given.rounds)
+                ]
             finally:
                 for rival in rivals:
                     rival.kill()
                     rival.wait()
-            found = dict(zip(processes, np.median(rounds, axis=0)))
+            found = dict(zip(processes, np.median(rounds, axis=(0, 2))))
             faster = max if work in TRAINING else min
             best, worse = faster(found.values()), (min if faster is max else max)(found[name] for name in OURS)
             numbers = " | ".join(f"{value:,.0f}" if work in TRAINING else f"{value:.2f}" for value in found.values())
             ratio = best / worse if work in TRAINING else worse / best
             print(f"| {work} | {'busy' if busy else 'idle'} | {numbers} | {ratio:.2f} |", flush=True)
-        for process in processes.values():
+        for process in itertools.chain(*processes.values()):
             process.communicate()  # the end of its input is its end
 
 
