@@ -163,7 +163,7 @@ def _read_tables(
             names = data.feature_names
             columns = columns._replace(categorical=tuple(names[n] for n in data.categories), by_type=False)
         yield split, data
-        del data
+        del data  # before the next is read: the caller has let go of it
 
 
 @contextmanager
