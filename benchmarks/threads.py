@@ -3,10 +3,11 @@
     python benchmarks/threads.py [--work small strong ...] [--seconds 0.5] [--rounds 9] [--processes 1]
 
 Every setting has processes of its own, because OpenMP reads its settings once, and they measure in turn, round by round, because a
-machine is not equally fast for long. Beside busy programs equal processes differ by a third: there several of each tell more. `before` is torch's own choice: a thread for every core, and threads that spin. `Python` and
-`command line` are what rankgrad chooses now, the second with what it tells OpenMP. The others are settings to compare with. Training
-is lists/s; a prediction is the latency of one list of 30 documents, in ms; all are medians over rounds and processes. The last column says how much
-slower the worse of the two choices is than the best of all settings. Run it on an idle machine.
+machine is not equally fast for long. Beside busy programs equal processes differ by a third: there several of each tell more. `before`
+is torch's own choice: a thread for every core, and threads that spin. `Python` and `command line` are what rankgrad chooses now, the
+second with what it tells OpenMP. The others are settings to compare with. Training is lists/s; a prediction is the latency of one list
+of 30 documents, in ms; all are medians over rounds and processes. The last column says how much slower the worse of the two choices is
+than the best of all settings. Run it on an idle machine.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import torch
 
 from rankgrad import NeuralRanker
 from rankgrad.data import fit_scaling, synthetic
-from rankgrad.training import threads as choice
+from rankgrad.training import loop, threads as choice
 from rankgrad.training.build import fit_to_data, make_objectives, make_state
 from rankgrad.training.config import RECIPES
 from rankgrad.training.data import scaled
@@ -58,6 +59,8 @@ def training(work, threads):
     config = replace(config, train=replace(config.train, epochs=10_000, patience=None))
     torch.manual_seed(0)
     state = make_state(config, data, cpu)
+    if threads:
+        loop.ways_to_work = lambda _: []  # as torch's threads wait by themselves
     threads = threads or choice.threads_of_training(config, state.model, data, cpu)
     choice.set_threads(threads or CORES)
     config = replace(config, train=replace(config.train, threads=threads))

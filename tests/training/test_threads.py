@@ -1,5 +1,6 @@
 """How many threads train members, and how the threads of one network wait for each other."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,17 +17,28 @@ from rankgrad.training import threads
 from rankgrad.training.build import fit_to_data, make_objectives, make_state
 from rankgrad.training.config import RECIPES
 from rankgrad.training.loop import train
-from rankgrad.training.threads import HELD_LONGEST, TRIED, numbers_to_try, paces, sleeping, torch_threads
+from rankgrad.training.threads import (
+    HELD_LONGEST,
+    TRIED,
+    Pace,
+    Way,
+    numbers_to_try,
+    paces,
+    torch_threads,
+    ways_to_work,
+    working,
+)
 
 CPU = torch.device("cpu")
 
 
-def taken(seconds_of, steps, numbers):
-    """The numbers of threads of so many steps, each of which takes as long as seconds_of(step, number) says."""
-    pace = paces(numbers)
+def taken(pace_of, steps, ways):
+    """The ways of so many steps, each of which takes what pace_of(step, way) says: seconds, and perhaps the share of a core it had."""
+    pace = paces(ways)
     found = [next(pace)]
     for step in range(steps - 1):
-        found.append(pace.send(seconds_of(step, found[-1])))
+        seconds = pace_of(step, found[-1])
+        found.append(pace.send(seconds if isinstance(seconds, Pace) else Pace(seconds, 1.0)))
     return found
 
 
@@ -41,19 +53,48 @@ def taken(seconds_of, steps, numbers):
         ({1: 1.0, 2: 3.0, 4: 0.1, 8: 0.1}, 1),  # only neighbours are tried
     ],
 )
-def test_the_fastest_number_of_threads_is_found_and_others_are_tried_seldom(seconds, best):
-    found = taken(lambda _, number: seconds[number], 1000, list(seconds))
+def test_the_fastest_way_is_found_and_others_are_tried_seldom(seconds, best):
+    numbers = list(seconds)
+    found = [
+        way.threads for way in taken(lambda _, way: seconds[way.threads], 1000, [Way(number) for number in numbers])
+    ]
     assert found[200:].count(best) > 0.97 * len(found[200:])
     slow = [number for number in found if seconds[number] > 2 * seconds[best]]
-    assert len(slow) < 30 and all(abs(list(seconds).index(a) - list(seconds).index(b)) < 2 for a, b in pairwise(found))
+    assert len(slow) < 30 and all(abs(numbers.index(a) - numbers.index(b)) < 2 for a, b in pairwise(found))
 
 
-def test_the_number_of_threads_follows_the_load():
-    idle, busy = {1: 1.0, 2: 0.7}, {1: 1.5, 2: 15.0}
-    found = taken(lambda step, number: (busy if 300 <= step < 600 else idle)[number], 1200, [1, 2])
-    assert found[200:300].count(2) > 90
-    assert found[300 + TRIED : 600].count(2) < 20  # noticed within a trial's steps
-    assert found[600 + HELD_LONGEST + TRIED :].count(2) > 250  # and tried again from time to time
+GENTLE, GREEDY = Way(2, asleep=True), Way(2)
+IDLE = {Way(1): (1.0, 1.0), GREEDY: (0.7, 1.0), GENTLE: (0.9, 0.85)}
+BUSY = {  # another program shares the core of the step's thread, or that of the other one, for which it then waits and spins
+    "its core": {Way(1): (1.5, 0.6), GREEDY: (15.0, 0.5), GENTLE: (1.6, 0.4)},
+    "the other": {Way(1): (1.0, 1.0), GREEDY: (15.0, 1.0), GENTLE: (1.6, 0.7)},
+}
+
+
+@pytest.mark.parametrize("gentle", [Way(1), GENTLE])
+@pytest.mark.parametrize("disturbed", BUSY)
+def test_the_way_follows_the_load(disturbed, gentle):
+    def pace(step, way):
+        return Pace(*(BUSY[disturbed] if 300 <= step < 600 else IDLE)[way])
+
+    found = taken(pace, 1200, [gentle, GREEDY])
+    assert found[:TRIED] == [gentle] * TRIED and found[200:300].count(GREEDY) > 90
+    assert found[300 : 304 + TRIED].count(GREEDY) <= 4  # noticed by a few steps
+    assert found[300:600].count(GREEDY) < 10  # and seldom tried where it is ten times slower
+    back = found[600:].index(GREEDY)
+    assert back < (4 * TRIED if disturbed == "its core" or gentle == GENTLE else HELD_LONGEST)
+    assert found[600 + back + TRIED :].count(GREEDY) > 0.9 * len(found[600 + back + TRIED :])
+
+
+def test_a_busy_machine_is_known_before_the_greedy_way_is_tried():
+    found = taken(lambda _, way: Pace(*BUSY["its core"][way]), 600, [GENTLE, GREEDY])
+    assert GREEDY not in found
+
+
+def test_one_slow_step_is_no_sign():
+    found = taken(lambda step, way: Pace(9.0, 0.3) if step == 200 else Pace(*IDLE[way]), 260, [GENTLE, GREEDY])
+    without = taken(lambda _, way: Pace(*IDLE[way]), 260, [GENTLE, GREEDY])
+    assert found == without
 
 
 def test_the_numbers_to_try():
@@ -74,11 +115,11 @@ def trained(number, monkeypatch=None):
     config = replace(config, train=settings, members=replace(config.members, count=5))
     seen = set()
     if monkeypatch is not None:
-        changing = [1, 2, 3, 2] * 100
+        changing = [Way(number) for number in (1, 2, 3, 2)] * 100
 
         def every_number(_):
             for chosen in changing:
-                seen.add(chosen)
+                seen.add(chosen.threads)
                 yield chosen
 
         monkeypatch.setattr("rankgrad.training.loop.paces", every_number)
@@ -132,22 +173,60 @@ def standing_by():
     return [thread for thread in threading.enumerate() if thread.name == "rankgrad-stands-by"]
 
 
-def test_those_who_stand_by_are_gone_afterwards(monkeypatch):
-    for name in threads.WAITING:
-        monkeypatch.delenv(name, raising=False)
+def stopped_while_asleep():
+    with contextlib.suppress(KeyError), working() as work:
+        work(GENTLE)
+        raise KeyError
+
+
+def test_those_who_stand_by_are_gone_afterwards():
     before = torch.get_num_threads()
     with torch_threads(2):
-        with sleeping(2):
-            assert len(standing_by()) == 1 and torch.get_num_threads() == 2
-        with pytest.raises(KeyError), sleeping(2):
-            raise KeyError
+        with working() as work:
+            for way, helpers in (
+                (GENTLE, 1),
+                (GENTLE, 1),
+                (GREEDY, 0),
+                (Way(1), 0),
+                (Way(3, asleep=True), 1),
+                (GENTLE, 1),
+            ):
+                work(way)
+                assert len(standing_by()) == helpers and torch.get_num_threads() == way.threads
         assert not standing_by() and torch.get_num_threads() == 2
-        with sleeping(1):
-            assert not standing_by()
-        monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-        with sleeping(2):
-            assert not standing_by()
+        stopped_while_asleep()
+        assert not standing_by() and torch.get_num_threads() == 2
     assert torch.get_num_threads() == before
+
+
+def test_one_network_waits_as_the_load_says_unless_the_environment_does(monkeypatch):
+    for name in threads.WAITING:
+        monkeypatch.delenv(name, raising=False)
+    with torch_threads(2):
+        assert ways_to_work(False) == [GENTLE, GREEDY] and ways_to_work(True) == [Way(1), Way(2)]
+        monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+        assert ways_to_work(False) == [GREEDY]
+    with torch_threads(1):
+        assert ways_to_work(False) == ways_to_work(True) == [Way(1)]
+
+
+def test_one_network_learns_the_same_however_its_threads_wait(monkeypatch):
+    data = synthetic("tiny")
+    config = fit_to_data(RECIPES["small"](), data, CPU, validated=True)
+    config = replace(config, train=replace(config.train, epochs=2, threads=2))
+    learned = []
+    for ways in ([GREEDY], [GENTLE, GREEDY] * 100):
+        monkeypatch.setattr("rankgrad.training.loop.ways_to_work", lambda _, ways=ways: ways)
+        monkeypatch.setattr(
+            "rankgrad.training.loop.paces", lambda ways: (way for way in ways)
+        )  # in turn, whatever is sent
+        with torch_threads(2):
+            torch.manual_seed(0)
+            state = make_state(config, data, CPU)
+            for _ in train(state, make_objectives(config), data, data, config, CPU):
+                pass
+        learned.append(torch.cat([weights.detach().flatten() for weights in state.model.parameters()]))
+    assert torch.equal(*learned) and not standing_by()
 
 
 SPINS = """

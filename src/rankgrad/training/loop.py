@@ -34,7 +34,7 @@ from rankgrad.training.readback import StepReports
 from rankgrad.training.state import Epoch as Epoch, Progress, Step as Step, TrainState, learning_rate
 from rankgrad.training.step import Objective
 from rankgrad.training.step_rng import StepRandomness
-from rankgrad.training.threads import most_threads, numbers_to_try, paces, set_threads, sleeping
+from rankgrad.training.threads import STEP_ITSELF, Pace, Way, paces, ways_to_work, working
 from rankgrad.training.warmup import compile_kernels
 
 Objectives = dict[str, Objective]  # by name: one, or several for members
@@ -55,9 +55,9 @@ def train(
     Queries of weight 0 are never seen. While it works `device` is the current GPU; between events the caller's is.
     """
     follows_load = isinstance(state, MemberState) and config.train.threads == 0 and distributed.place()[1] == 1
-    numbers = numbers_to_try(most_threads()) if follows_load and device.type == "cpu" else []
-    events = _train(state, objectives, train_set, vali_set, config, device, stop, numbers)
-    with sleeping(torch.get_num_threads() if device.type == "cpu" and not numbers else 1):
+    ways = ways_to_work(follows_load) if device.type == "cpu" else []
+    with working() as work:
+        events = _train(state, objectives, train_set, vali_set, config, device, stop, ways, work)
         while True:
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
                 event = next(events, None)
@@ -74,9 +74,10 @@ def _train(
     config: Config,
     device: torch.device,
     stop: Callable[[], bool],
-    threads: list[int],
+    ways: list[Way],
+    work: Callable[[Way], None],
 ) -> Iterator[Step | Epoch]:
-    """`threads`: the numbers of them that steps may take, by what pays at the moment; none: as many as there are."""
+    """`ways`: those in which threads may `work`, by what pays at the moment."""
     rank, world = distributed.place() if state.shares_lists else (0, 1)
     progress, settings = state.progress, config.train
     train_set = without_zero_weights(train_set)
@@ -97,19 +98,21 @@ def _train(
         step = GraphedStep(train_step, randomness.generators, device, required=settings.graph is True)
     # Members have rates of their own, of which the schedule gives a share.
     schedule = replace(config.optimiser, lr=1.0) if isinstance(state, MemberState) else config.optimiser
-    pace = paces(threads) if len(threads) > 1 else None
+    pace = paces(ways) if len(ways) > 1 else None
     if pace is not None:
-        set_threads(next(pace))
+        work(next(pace))
     while not state.finished(settings):
         of_members = isinstance(state, MemberState)
         reports = StepReports(progress, settings.nonfinite, train_set, device, members=of_members)
         for batch, lists in _epoch_lists(train_set, config, progress, plan, device, rank, world):
             train_step.prepare(learning_rate(schedule, progress, steps, settings.epochs), asked=stop())
-            begun = time.perf_counter()
+            begun, begun_at_work = time.perf_counter(), time.thread_time()
             with randomness.at(progress.epoch, progress.step), usable_bfloat16(amp):
                 report = step(batch)
             if pace is not None:
-                set_threads(pace.send(time.perf_counter() - begun))
+                seconds, at_work = time.perf_counter() - begun, time.thread_time() - begun_at_work
+                documents = (batch.rows if isinstance(batch, Packed) else batch.mask).numel()
+                work(pace.send(Pace(seconds / (STEP_ITSELF + documents), at_work / seconds)))
             progress.step += 1
             stopping = reports.push(report, batch.queries) or (distributed.place()[1] == 1 and train_step.asked)
             if stopping:

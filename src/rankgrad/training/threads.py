@@ -2,9 +2,8 @@
 
 torch's threads wait for each other after every operation, and by default they do so by spinning. On an idle machine two of them gain
 little where operations are small; where other programs want the cores too, one thread spins while the other does not run, and
-training becomes ten times slower and more. So small work is done by one thread, and where a network is large enough for more, they sleep
-while they wait (`sleeping`). What members learn is the same to the bit with any number of threads, so that their number follows the
-load of the moment (`paces`).
+training becomes ten times slower and more. So small work is done by one thread, and other work follows the load of the moment (`paces`):
+members by the number of threads, as they learn the same to the bit with any, one network by whether its threads spin or sleep (`sleeping`).
 
 No environment is changed here. The command line asks for short spinning before torch is loaded.
 """
@@ -12,10 +11,10 @@ No environment is changed here. The command line asks for short spinning before 
 import contextlib
 import os
 import threading
-from collections import deque
-from collections.abc import Generator, Iterator
-from statistics import median
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,9 +26,12 @@ from rankgrad.training import distributed
 from rankgrad.training.config import Config
 
 WORTH_A_THREAD = 5e8  # multiplications, documents x weights: fewer cost more in waiting than a thread saves
-WORTH_IN_TRAINING = 1.2e8  # of a step, where threads sleep while they wait
+WORTH_IN_TRAINING = 1.2e8  # of a step, where threads wait as the load says
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how threads wait, if the environment says it
 TRIED, HELD, HELD_LONGEST = 5, 30, 240  # steps of a trial, and between two of them
+HURRIED = 3  # steps by which other programs are noticed
+UNDISTURBED = {False: 0.85, True: 0.72}  # least share of a core on an idle machine; a thread that waits asleep has less
+STEP_ITSELF = 250  # documents that take as long as what every step takes, so that steps of any size can be compared
 FASTER, SLOWER = 0.9, 1.5  # shares of the usual time of a step: worth a change, and a sign of one
 PROBED = 2**22  # inputs of the lists on which members are compared: 16 MiB
 
@@ -113,37 +115,88 @@ def numbers_to_try(most: int) -> list[int]:
     return sorted({*(2**power for power in range(most.bit_length())), most})
 
 
-def paces(numbers: list[int]) -> Generator[int, float, None]:
-    """A number of threads for each step; is sent the seconds it took. Now and then its neighbours are tried, and the faster stays.
+@dataclass(frozen=True)
+class Way:
+    """How torch's threads work together: so many, and whether they soon sleep while they wait for each other, or spin."""
 
-    A trial ends with its first step that is far slower than usual, and comes less often the more of them were in vain; it comes at once
-    where steps become slower: perhaps another program wants the cores.
+    threads: int
+    asleep: bool = False
+
+
+def ways_to_work(follows_load: bool) -> list[Way]:
+    """Those among which the load decides: numbers of threads, or of a fixed number how they wait, unless the environment says it."""
+    if follows_load:
+        return [Way(number) for number in numbers_to_try(most_threads())]
+    threads = torch.get_num_threads()
+    told = any(name in os.environ for name in WAITING)
+    return [Way(threads)] if threads == 1 or told else [Way(threads, asleep=True), Way(threads)]
+
+
+class Pace(NamedTuple):
+    """What a step took: seconds for so much work, and the share of them in which its thread had a core."""
+
+    seconds: float
+    share: float
+
+
+def paces(ways: list[Way]) -> Generator[Way, Pace, None]:
+    """A way for each step, of `ways` from gentle to greedy; is sent its pace. Now and then a neighbour is tried, and the faster stays.
+
+    Trials come less often the more of them were in vain, and end with a step that is far slower. Where other programs want the cores
+    too, the gentler way is taken without a trial: there the greedy one may be ten times slower.
     """
     at, step, held, expected = 0, -1, TRIED, float("inf")
     while True:
-        usual: deque[float] = deque(maxlen=TRIED)
-        for _ in range(held):
-            usual.append((yield numbers[at]))
-            if len(usual) == TRIED and median(usual) > SLOWER * expected:
-                break
-        expected, held = median(usual), min(2 * max(held, HELD // 2), HELD_LONGEST)
-        step = -step if 0 <= at - step < len(numbers) else step  # the other neighbour in turn
+        steps: list[Pace] = []
+        busy = False
+        while len(steps) < held and not (busy and at):
+            steps.append((yield ways[at]))
+            seen = steps[-HURRIED if at else -2 * TRIED :]
+            busy = len(steps) >= HURRIED and _disturbed(seen, ways[at], expected)
+        expected = median(pace.seconds for pace in steps[-TRIED:])
+        if busy:
+            at, step, held = max(0, at - 1), -1, 2 * TRIED
+            continue
+        step = -step if 0 <= at - step < len(ways) else step  # the other neighbour in turn
         tried: list[float] = []
         while len(tried) < TRIED and not (tried and tried[-1] > SLOWER * expected):
-            tried.append((yield numbers[at + step]))
+            tried.append((yield ways[at + step]).seconds)
         if median(tried) < FASTER * expected:
-            at, held, expected, step = at + step, HELD, median(tried), -step  # and on in this direction
+            at, held, step, expected = at + step, HELD, -step, median(tried)  # and on in this direction
+        else:
+            held = min(2 * max(held, HELD // 2), HELD_LONGEST)
+
+
+def _disturbed(steps: list[Pace], way: Way, expected: float) -> bool:
+    """Whether another program seems to want the core of the steps' thread, or of one for which it waits. One step may be so by chance."""
+    shares = sorted(pace.share for pace in steps)[1:]
+    return fmean(shares) < UNDISTURBED[way.asleep] or min(pace.seconds for pace in steps) > SLOWER * expected
+
+
+@contextlib.contextmanager
+def working() -> Iterator[Callable[[Way], None]]:
+    """A function that lets torch's threads work in a way from then on; the caller's comes back."""
+    now = Way(torch.get_num_threads())
+    with torch_threads(now.threads), contextlib.ExitStack() as standing_by:
+
+        def work(way: Way) -> None:
+            nonlocal now
+            if way != now:
+                standing_by.close()
+                set_threads(way.threads)
+                if way.asleep:
+                    standing_by.enter_context(sleeping(way.threads))
+                now = way
+
+        yield work
 
 
 @contextlib.contextmanager
 def sleeping(threads: int) -> Iterator[None]:
-    """Let torch's threads sleep soon while they wait for each other, unless the environment says how they wait.
+    """Let torch's threads sleep soon while they wait for each other.
 
     GNU's OpenMP does so while it has more threads than cores: here some that never work stand by. Elsewhere they change nothing.
     """
-    if threads == 1 or any(name in os.environ for name in WAITING):
-        yield
-        return
     ready, over = threading.Event(), threading.Event()
     enough = max(2, cores() - threads + 2)  # with the calling one
 
