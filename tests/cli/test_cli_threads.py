@@ -8,9 +8,8 @@ import torch
 from cli_cases import COMMAND
 
 import rankgrad.cli
+from rankgrad.openmp import WAITING
 from rankgrad.training.config import load
-
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 @pytest.fixture

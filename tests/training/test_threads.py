@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from rankgrad import openmp
 from rankgrad.data import synthetic
 from rankgrad.models import Members
 from rankgrad.training import threads
@@ -199,12 +200,18 @@ def test_those_who_stand_by_are_gone_afterwards():
     assert torch.get_num_threads() == before
 
 
-def test_one_network_waits_as_the_load_says_unless_the_environment_does(monkeypatch):
-    for name in threads.WAITING:
+def test_one_network_waits_as_the_load_says_unless_the_user_does(monkeypatch):
+    for name in openmp.WAITING:
         monkeypatch.delenv(name, raising=False)
     with torch_threads(2):
         assert ways_to_work(False) == [GENTLE, GREEDY] and ways_to_work(True) == [Way(1), Way(2)]
-        monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+        with monkeypatch.context() as shell:
+            for name, value in openmp.SHORTLY.items():  # as the command line does
+                shell.setenv(name, value)
+            assert ways_to_work(False) == [GENTLE, GREEDY]
+            shell.setenv("GOMP_SPINCOUNT", "7")
+            assert ways_to_work(False) == [GREEDY]
+        monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
         assert ways_to_work(False) == [GREEDY]
     with torch_threads(1):
         assert ways_to_work(False) == ways_to_work(True) == [Way(1)]

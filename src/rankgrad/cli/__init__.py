@@ -30,6 +30,7 @@ from rankgrad.cli import (
 from rankgrad.cli.options import examples
 from rankgrad.errors import InterruptedRunError, OtherProcessError
 from rankgrad.inert import inert_line
+from rankgrad.openmp import spin_shortly
 
 app = typer.Typer(
     name="rankgrad",
@@ -75,7 +76,7 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 def main() -> None:
     """Run the command; a mistake of the user or of the file system ends it with one sentence and code 2."""
     warnings.showwarning = _print_warning
-    _wait_without_spinning()
+    spin_shortly()
     try:
         code = app(args=sys.argv[1:] or ["--help"], prog_name="rankgrad", standalone_mode=False)
         if sys.stdout is not None:
@@ -100,15 +101,6 @@ def main() -> None:
     if code == 130:
         _end(code, "" if _process() else "interrupted")
     sys.exit(code or 0)
-
-
-def _wait_without_spinning() -> None:
-    """Let torch's threads sleep while they wait: OpenMP reads this when torch is loaded. What the user has set stays.
-
-    GNU's spins half a millisecond first, as long as an operation takes: on an idle machine nobody falls asleep between two of them.
-    """
-    if not any(name in os.environ for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")):
-        os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 
 
 def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -22,12 +22,12 @@ from torch import nn
 from rankgrad.checks import whole
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.models import Members
+from rankgrad.openmp import waiting_was_chosen
 from rankgrad.training import distributed
 from rankgrad.training.config import Config
 
 WORTH_A_THREAD = 5e8  # multiplications, documents x weights: fewer cost more in waiting than a thread saves
 WORTH_IN_TRAINING = 1.2e8  # of a step, where threads wait as the load says
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how threads wait, if the environment says it
 TRIED, HELD, HELD_LONGEST = 5, 30, 240  # steps of a trial, and between two of them
 HURRIED = 3  # steps by which other programs are noticed
 UNDISTURBED = {False: 0.85, True: 0.72}  # least share of a core on an idle machine; a thread that waits asleep has less
@@ -124,12 +124,13 @@ class Way:
 
 
 def ways_to_work(follows_load: bool) -> list[Way]:
-    """Those among which the load decides: numbers of threads, or of a fixed number how they wait, unless the environment says it."""
+    """Those among which the load decides: numbers of threads, or of a fixed number how they wait, unless the user has said it."""
     if follows_load:
         return [Way(number) for number in numbers_to_try(most_threads())]
     threads = torch.get_num_threads()
-    told = any(name in os.environ for name in WAITING)
-    return [Way(threads)] if threads == 1 or told else [Way(threads, asleep=True), Way(threads)]
+    if threads == 1 or waiting_was_chosen():
+        return [Way(threads)]
+    return [Way(threads, asleep=True), Way(threads)]
 
 
 class Pace(NamedTuple):
