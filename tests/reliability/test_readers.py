@@ -90,6 +90,21 @@ def test_arrow_files_that_point_outside_themselves_are_refused_not_followed(kind
     assert not failure_of("tables", b"\3" + path.read_bytes(), tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_a_wrong_count_of_nulls_is_refused_whole_and_in_chunks_alike(kind, tmp_path):
+    """pyarrow counts a column of nulls anew when it is asked for its bytes, and finds nothing wrong with it from then on."""
+    table = pyarrow.table({"qid": [1, 2, 1], "label": [1, 0, 1], "x": [0.5, 1.5, 1.0], "n": pyarrow.nulls(3)})
+    path = tmp_path / "train.arrow"
+    with (pyarrow.ipc.new_file if kind == "file" else pyarrow.ipc.new_stream)(path, table.schema) as writer:
+        writer.write_table(table)
+    whole, node = path.read_bytes(), struct.pack("<qq", 3, 3)
+    assert whole.count(node) == 1 and read_table(path).features.shape == (3, 2)
+    path.write_bytes(whole.replace(node, struct.pack("<qq", 3, 2)))
+    for read in (read_table, lambda path: prepare(path, out=tmp_path / "out")):
+        with pytest.raises(ValueError, match=r"cannot read .*train.arrow as arrow: .*; expected an undamaged file"):
+            read(path)
+
+
 def test_an_arrow_file_that_asks_for_more_memory_than_there_is_is_named(tmp_path):
     table = pyarrow.table({"qid": ["a", "b"] * 50, "label": [1, 0] * 50, "x": [0.5, 1.5] * 50})
     path = tmp_path / "train.arrow"

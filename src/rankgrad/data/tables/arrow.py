@@ -111,7 +111,7 @@ def _read_file(path: Path, qid: str, wanted: Callable[[str], bool]) -> Any:
         if kind in TEXT:
             _expect_archive(path)
             return _read_csv(path, "," if kind == ".csv" else "\t", qid, wanted)
-        return sound(_read_arrow(path))
+        return _read_arrow(path)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise
@@ -203,16 +203,18 @@ def _read_arrow(path: Path) -> Any:
     pyarrow = import_pyarrow()
     with pyarrow.memory_map(str(path)) as file:
         try:
-            return _read_batches(path, pyarrow.ipc.open_file(file))
+            reader = pyarrow.ipc.open_file(file)
         except pyarrow.ArrowInvalid:
             file.seek(0)
-            return _read_batches(path, pyarrow.ipc.open_stream(file))
+            reader = pyarrow.ipc.open_stream(file)
+        return _read_batches(path, reader)
 
 
 def _read_batches(path: Path, reader: Any) -> Any:
+    """All of them as one table; each is looked through first, because what counts its bytes mends a wrong count of nulls."""
     batches, size = [], 0
     every = iter(reader) if hasattr(reader, "__iter__") else map(reader.get_batch, range(reader.num_record_batches))
-    for batch in every:
+    for batch in map(sound, every):
         size += batch.nbytes
         _expect_affordable(path, size)
         batches.append(batch)
