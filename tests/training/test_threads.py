@@ -1,6 +1,7 @@
-"""How many threads train members, and how the threads of one network wait for each other."""
+"""How many threads train a model, and how they wait for each other where their number is part of the result."""
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 
 from rankgrad import openmp
 from rankgrad.data import synthetic
-from rankgrad.models import Members
+from rankgrad.models import MLP, Members, SharedMLP, SharedTransformer, Transformer
 from rankgrad.training import threads
 from rankgrad.training.build import fit_to_data, make_objectives, make_state
 from rankgrad.training.config import RECIPES
@@ -108,34 +109,34 @@ def test_the_numbers_to_try():
     ]
 
 
-def trained(number, monkeypatch=None):
-    """The weights of members after three epochs with so many threads; 0: as it pays, which here changes all the time."""
+def trained(recipe, numbers, monkeypatch):
+    """What is learned in three epochs with these numbers of threads in turn."""
     data = synthetic("tiny")
-    config = fit_to_data(RECIPES["strong"](), data, CPU, validated=True)
-    settings = replace(config.train, epochs=3, threads=number)
-    config = replace(config, train=settings, members=replace(config.members, count=5))
+    config = fit_to_data(RECIPES[recipe](), data, CPU, validated=True)
+    count = 5 if recipe == "strong" else 1
+    config = replace(config, train=replace(config.train, epochs=3), members=replace(config.members, count=count))
     seen = set()
-    if monkeypatch is not None:
-        changing = [Way(number) for number in (1, 2, 3, 2)] * 100
 
-        def every_number(_):
-            for chosen in changing:
-                seen.add(chosen.threads)
-                yield chosen
+    def in_turn(_):
+        for number in itertools.cycle(numbers):
+            seen.add(torch.get_num_threads())
+            yield Way(number)
 
-        monkeypatch.setattr("rankgrad.training.loop.paces", every_number)
-    with torch_threads(number or 3):
+    monkeypatch.setattr("rankgrad.training.loop.paces", in_turn)
+    with torch_threads(numbers[0]):
+        torch.manual_seed(0)
         state = make_state(config, data, CPU)
-        for _ in train(state, make_objectives(config), data, data, config, CPU):
-            pass
-    return state, seen
+        with torch_threads(3):
+            for _ in train(state, make_objectives(config), data, data, config, CPU):
+                pass
+    assert {*numbers} <= seen
+    return state.model.parameters()
 
 
-def test_members_learn_the_same_to_the_bit_with_any_number_of_threads(monkeypatch):
-    (one, _), (two, _), (some, seen) = trained(1), trained(2), trained(0, monkeypatch)
-    assert seen == {1, 2, 3}
-    for other in (two, some):
-        assert torch.equal(one.model.weights, other.model.weights) and torch.equal(one.values, other.values)
+@pytest.mark.parametrize("recipe", ["strong", "paper"])
+def test_training_is_the_same_to_the_bit_with_any_number_of_threads(recipe, monkeypatch):
+    one, two, some = (trained(recipe, numbers, monkeypatch) for numbers in ([1], [2], [1, 2, 3, 2]))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(one, two, some))
 
 
 class Uneven(Members):
@@ -165,9 +166,59 @@ def test_categories_are_members_too():
         assert threads.threads_of_training(config, model, data, CPU) == 0
 
 
-def test_members_of_wide_features_are_compared_on_a_few_documents():
+def test_wide_features_are_compared_on_a_few_documents():
     with torch_threads(2):
-        assert threads.learn_the_same(Members(30_000, ids=range(2), hidden=(2,)), 10**6)  # all of them would be 120 GB
+        members = Members(30_000, ids=range(2), hidden=(2,))
+        assert threads.learns_the_same(members, 10**3, [10**3])  # all of them would be 120 GB
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Transformer(5, width=16, feedforward=32, dropout=0.2, inputs="list"),
+        MLP(5, hidden=(64, 32), dropout=0.2, input_noise=0.1),
+        SharedTransformer(5, members=3, width=16, feedforward=32),
+        SharedMLP(5, members=3, hidden=(32,), categories={1: 7, 4: 3}),
+        Transformer(5, width=16, feedforward=32, categories={0: 9}),
+    ],
+    ids=["transformer", "mlp", "shared transformer", "shared mlp", "categories"],
+)
+def test_networks_learn_the_same_to_the_bit_with_any_number_of_threads(model):
+    before = [parameter.clone() for parameter in model.parameters()]
+    state = torch.random.get_rng_state()
+    with torch_threads(4):
+        assert threads.learns_the_same(model, 40, [9, 90])
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_one_network_that_is_worth_threads_follows_the_load(monkeypatch):
+    data = synthetic("tiny")
+    config = fit_to_data(RECIPES["paper"](), data, CPU, validated=True)
+
+    def chosen(model, config=config):
+        return threads.threads_of_training(config, model, data, CPU)
+
+    class Own(MLP):
+        """A network of one's own may change with every call: it is not tried."""
+
+        def forward(self, features, mask=None):
+            raise AssertionError
+
+    small, large, own = (make(data.features.shape[1]) for make in (MLP, Transformer, Own))
+    monkeypatch.setattr(threads, "WORTH_IN_TRAINING", 1.0)
+    with torch_threads(2):
+        assert chosen(large) == chosen(small) == 0
+        assert chosen(own) == 2
+        assert chosen(large, replace(config, train=replace(config.train, threads=3))) == 3
+        assert chosen(large, replace(config, train=replace(config.train, precision="bf16"))) == 2
+        monkeypatch.setattr(threads, "learns_the_same", lambda *_: False)
+        assert chosen(large) == 2
+        monkeypatch.setattr(threads, "WORTH_IN_TRAINING", 1e15)
+        assert chosen(large) == chosen(small) == 1
+    with torch_threads(1):
+        assert chosen(large) == 1
 
 
 def standing_by():

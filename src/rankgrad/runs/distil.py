@@ -24,11 +24,12 @@ from rankgrad.runs.run import Event, Finished, Run, ScoringRun, Started, settled
 from rankgrad.runs.significance import compare
 from rankgrad.runs.trees import write_models
 from rankgrad.training.build import make_device, make_objectives, make_state
-from rankgrad.training.config import TREES, Config, Loss, Model, Optimiser, Train, with_settings
+from rankgrad.training.config import TREES, Config, Loss, Model, Optimiser, Train, replaced, with_settings
 from rankgrad.training.data import columns_of, fingerprint_of, hold_out, scaled
 from rankgrad.training.evaluate import measure
 from rankgrad.training.loop import Epoch, train
 from rankgrad.training.precision import threads_and_precision
+from rankgrad.training.threads import set_threads, threads_of_training
 from rankgrad.trees.fit import fit_trees
 from rankgrad.trees.settings import Boosting
 
@@ -220,6 +221,10 @@ def _train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         state = make_state(config, train_set, device)
+    config = replaced(config, "train.threads", threads_of_training(config, state.model, train_set, device))
+    files.rewrite_config(out, config)
+    if config.train.threads:
+        set_threads(config.train.threads)
     history, begin = files.HistoryFile(out), time.perf_counter()
     for event in train(state, make_objectives(config), train_set, vali_set, config, device):
         if isinstance(event, Epoch):

@@ -54,7 +54,7 @@ def train(
 
     Queries of weight 0 are never seen. While it works `device` is the current GPU; between events the caller's is.
     """
-    follows_load = isinstance(state, MemberState) and config.train.threads == 0 and distributed.place()[1] == 1
+    follows_load = config.train.threads == 0 and distributed.place()[1] == 1
     ways = ways_to_work(follows_load) if device.type == "cpu" else []
     with working() as work:
         events = _train(state, objectives, train_set, vali_set, config, device, stop, ways, work)

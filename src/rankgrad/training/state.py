@@ -22,6 +22,7 @@ from rankgrad.training import distributed
 from rankgrad.training.config import Config, Optimiser, Train
 from rankgrad.training.evaluate import can_choose, evaluate, mean, metric_that_chooses, metrics_of
 from rankgrad.training.execution import ExecutionPlan
+from rankgrad.training.one_order import InOneOrder
 from rankgrad.training.step import Bf16Shadow, Objective, ScoredBatch, TrainStep, packed_scores, padded_scores
 
 LAST_EPOCH = "last epoch, whatever validation said"
@@ -134,6 +135,8 @@ class TrainState:
             if distributed.place()[1] > 1:
                 model = nn.parallel.DistributedDataParallel(model)
             score = padded_scores(model)
+        if settings.threads == 0 and device.type == "cpu":  # their number follows the load
+            score = InOneOrder.of(score)
         if plan.graph:  # which reads the rate from the device
             for group in self.optimiser.param_groups:
                 group["lr"] = torch.as_tensor(group["lr"], device=device, dtype=torch.float32)

@@ -3,7 +3,7 @@
 torch's threads wait for each other after every operation, and by default they do so by spinning. On an idle machine two of them gain
 little where operations are small; where other programs want the cores too, one thread spins while the other does not run, and
 training becomes ten times slower and more. So small work is done by one thread, and other work follows the load of the moment (`paces`):
-members by the number of threads, as they learn the same to the bit with any, one network by whether its threads spin or sleep (`sleeping`).
+by the number of threads where a model learns the same to the bit with any, else by whether they spin or sleep (`sleeping`).
 
 No environment is changed here. The command line asks for short spinning before torch is loaded.
 """
@@ -11,7 +11,7 @@ No environment is changed here. The command line asks for short spinning before 
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -21,10 +21,11 @@ from torch import nn
 
 from rankgrad.checks import whole
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.models import Members
+from rankgrad.models import MLP, Linear, Members, SharedMLP, SharedTransformer, Transformer
 from rankgrad.openmp import waiting_was_chosen
 from rankgrad.training import distributed
 from rankgrad.training.config import Config
+from rankgrad.training.one_order import InOneOrder
 
 WORTH_A_THREAD = 5e8  # multiplications, documents x weights: fewer cost more in waiting than a thread saves
 WORTH_IN_TRAINING = 1.2e8  # of a step, where threads wait as the load says
@@ -33,7 +34,14 @@ HURRIED = 3  # steps by which other programs are noticed
 UNDISTURBED = {False: 0.85, True: 0.72}  # least share of a core on an idle machine; a thread that waits asleep has less
 STEP_ITSELF = 250  # documents that take as long as what every step takes, so that steps of any size can be compared
 FASTER, SLOWER = 0.9, 1.5  # shares of the usual time of a step: worth a change, and a sign of one
-PROBED = 2**22  # inputs of the lists on which members are compared: 16 MiB
+PROBED = 2**22  # inputs of the lists on which numbers of threads are compared: 16 MiB
+NETWORKS = (
+    Transformer,
+    MLP,
+    Linear,
+    SharedMLP,
+    SharedTransformer,
+)  # whose scores depend on nothing else, and change nothing
 
 _home = os.getpid()
 _lock = threading.Lock()
@@ -80,30 +88,40 @@ def weights_of(model: nn.Module) -> int:
 
 
 def threads_of_training(config: Config, model: nn.Module, data: RankingDataset, device: torch.device) -> int:
-    """Those of the configuration; where it leaves them open, what a step is worth, or 0: for members, what pays at the moment."""
+    """Those of the configuration; where it leaves them open, 0 for what pays at the moment, or what a step is worth."""
     if config.train.threads or device.type != "cpu":
         return config.train.threads or most_threads()
-    documents = data.lengths.clip(max=config.data.list_size).mean() * min(config.train.batch_size, len(data))
-    alone = distributed.place()[1] == 1
-    if alone and isinstance(model, Members) and most_threads() > 1 and learn_the_same(model, int(documents)):
-        return 0
-    return threads_worth(documents * weights_of(model), WORTH_IN_TRAINING)
+    lists, lengths = min(config.train.batch_size, len(data)), data.lengths.clip(max=config.data.list_size)
+    worth = threads_worth(lists * lengths.mean() * weights_of(model), WORTH_IN_TRAINING)
+    if distributed.place()[1] > 1 or most_threads() == 1 or config.train.precision == "bf16":
+        return worth
+    usual, longest = int(lengths.mean()), int(lengths.max())
+    if isinstance(model, Members):  # each product is one thread's
+        return 0 if learns_the_same(model, lists, [usual]) else worth
+    follows = worth > 1 and type(model) in NETWORKS and learns_the_same(model, lists, [usual, longest])
+    return 0 if follows else worth
 
 
-def learn_the_same(model: Members, documents: int) -> bool:
-    """Whether members learn the same to the bit however many threads compute them, as where each product is one thread's."""
-    width = model.document.width
-    documents = max(1, min(documents, PROBED // width))
-    inputs = torch.randn(documents, width, generator=torch.Generator().manual_seed(0)).to(model.weights)
-    codes = torch.zeros(documents, len(model.categories), dtype=torch.int64) if model.categories else None
-    numbers = inputs[:, : width - model.document.embedding]
+def learns_the_same(model: nn.Module, lists: int, lengths: Iterable[int]) -> bool:
+    """Whether a model learns the same to the bit however many threads compute it: tried on so many lists of each length."""
+    document: Any = model.document
+    parameters = list(model.parameters())
+    score = model if isinstance(model, Members) else InOneOrder.of(model)
 
-    def learned(threads: int) -> torch.Tensor:
-        with torch_threads(threads):
-            return torch.autograd.grad(model.score(numbers, codes).square().sum(), model.weights)[0]
+    def learned(threads: int, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch_threads(threads), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return torch.autograd.grad(score(features).square().sum(), parameters)
 
-    first, *others = (learned(number) for number in numbers_to_try(most_threads()))
-    return all(torch.equal(first, other) for other in others)
+    for length in lengths:
+        longest = max(1, min(length, PROBED // document.width))
+        shape = max(1, min(lists, PROBED // (longest * document.width))), longest, document.features
+        features = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        features[..., list(document.categories)] = 0.0  # the code of a level
+        first, *others = (learned(number, features) for number in numbers_to_try(most_threads()))
+        if not all(torch.equal(*pair) for other in others for pair in zip(first, other)):
+            return False
+    return True
 
 
 def numbers_to_try(most: int) -> list[int]:
@@ -124,7 +142,7 @@ class Way:
 
 
 def ways_to_work(follows_load: bool) -> list[Way]:
-    """Those among which the load decides: numbers of threads, or of a fixed number how they wait, unless the user has said it."""
+    """Those among which the load decides: numbers of threads, or for a fixed number how they wait, unless the user has said it."""
     if follows_load:
         return [Way(number) for number in numbers_to_try(most_threads())]
     threads = torch.get_num_threads()
@@ -163,7 +181,7 @@ def paces(ways: list[Way]) -> Generator[Way, Pace, None]:
         while len(tried) < TRIED and not (tried and tried[-1] > SLOWER * expected):
             tried.append((yield ways[at + step]).seconds)
         if median(tried) < FASTER * expected:
-            at, held, step, expected = at + step, HELD, -step, median(tried)  # and on in this direction
+            at, held, step, expected = at + step, TRIED, -step, median(tried)  # and soon on in this direction
         else:
             held = min(2 * max(held, HELD // 2), HELD_LONGEST)
 

@@ -1,0 +1,119 @@
+"""Gradients that do not depend on the number of threads: those of torch, in another order."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from rankgrad.models import MLP, Transformer
+from rankgrad.training import one_order
+from rankgrad.training.one_order import InOneOrder, sum_of_products
+from rankgrad.training.threads import torch_threads
+
+
+def draw(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def values_and_gradients(compute, given, slope):
+    torch.manual_seed(1)
+    found = compute()
+    return found, *torch.autograd.grad(found, given, slope)
+
+
+def expect_torchs(compute, given):
+    """Values and gradients within `InOneOrder` are those without it; and our own functions have given them."""
+    slope = torch.randn_like(compute())
+    expected = values_and_gradients(compute, given, slope)
+    with InOneOrder():
+        found = values_and_gradients(compute, given, slope)
+    assert found[0].grad_fn.name() != expected[0].grad_fn.name()
+    for ours, torchs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("leading", [(1,), (255,), (257,), (3, 200), (2, 3, 128)])
+def test_linear_layers_are_torchs(leading, bias, monkeypatch):
+    layer = torch.nn.Linear(5, 3, bias=bias, dtype=torch.float64)
+    x = draw(*leading, 5)
+    for largest in (one_order.LARGEST_SUMS, 16):  # all parts at once, or one by one
+        monkeypatch.setattr(one_order, "LARGEST_SUMS", largest)
+        expect_torchs(lambda: layer(x), [x, *layer.parameters()])
+
+
+def test_a_linear_layer_of_inputs_that_do_not_learn():
+    layer, x = torch.nn.Linear(5, 1), torch.randn(4, 5)
+    with InOneOrder():
+        layer(x).sum().backward()  # whose slope has no memory of its own
+    torch.testing.assert_close(layer.weight.grad, x.sum(0, keepdim=True))
+    assert layer.bias.grad == 4
+
+
+def test_products_of_no_rows_are_zero():
+    assert torch.equal(sum_of_products(torch.ones(0, 2), torch.ones(0, 3)), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("width", [1, 3, 96])
+@pytest.mark.parametrize("leading", [(5,), (4, 7), (2, 3, 4)])
+def test_layer_norms_are_torchs(leading, width):
+    norm = torch.nn.LayerNorm(width, 1e-4, dtype=torch.float64)
+    for parameter in norm.parameters():
+        torch.nn.init.normal_(parameter)
+    x = draw(*leading, width)
+    expect_torchs(lambda: norm(x), [x, *norm.parameters()])
+
+
+SHAPES = [(3, 1, 5, 8), (7, 2, 37, 12), (20, 1, 120, 32)]  # lists, heads, documents, a head's width
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_with_dropout_is_torchs_with_the_same_draws(shape, masked):
+    given = [draw(*shape) for _ in range(3)]
+    seen = (torch.rand(shape[0], 1, 1, shape[2]) < 0.6).index_fill_(-1, torch.tensor(1), True) if masked else None
+    attend = functional.scaled_dot_product_attention
+    expect_torchs(lambda: attend(*given, attn_mask=seen, dropout_p=0.3), given)
+    with InOneOrder():
+        assert torch.equal(attend(*given, attn_mask=seen), attend(*given, attn_mask=seen, dropout_p=0.0))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_are_the_same_with_any_number_of_threads(shape):
+    given = [draw(*shape, dtype=torch.float32) for _ in range(3)]
+    rows, norm, layer = draw(40 * shape[2], 96, dtype=torch.float32), torch.nn.LayerNorm(96), torch.nn.Linear(96, 64)
+    slopes = torch.randn(shape), torch.randn(len(rows), 64)
+
+    def found():
+        with InOneOrder():
+            attended = functional.scaled_dot_product_attention(*given, dropout_p=0.3)
+            torch.manual_seed(1)
+            hidden = layer(norm(rows))
+        of_layers = torch.autograd.grad(hidden, [rows, *norm.parameters(), *layer.parameters()], slopes[1])
+        return attended, hidden, *torch.autograd.grad(attended, given, slopes[0]), *of_layers
+
+    def with_threads(number):
+        torch.manual_seed(1)
+        with torch_threads(number):
+            return found()
+
+    one = with_threads(1)
+    for number in (2, 3, 4):
+        assert all(map(torch.equal, one, with_threads(number)))
+
+
+def test_autocast_keeps_torchs_operators():
+    model, features = MLP(4, hidden=(8,)), torch.randn(2, 3, 4)
+    gradients = []
+    for within in (lambda score: score, InOneOrder.of):
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = within(model)(features)
+        gradients.append(torch.autograd.grad(scores.sum(), list(model.parameters())))
+    assert all(map(torch.equal, *gradients))
+
+
+def test_nothing_stays_behind():
+    model = Transformer(4, width=8, feedforward=8)
+    InOneOrder.of(model)(torch.randn(2, 3, 4))
+    with pytest.raises(ValueError, match="features must have the shape"):
+        InOneOrder.of(model)(torch.randn(2, 3, 5))
+    assert functional.linear(torch.ones(1, 2), torch.ones(1, 2, requires_grad=True)).grad_fn.name() != "_LinearBackward"
