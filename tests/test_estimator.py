@@ -717,6 +717,7 @@ def test_progress_is_shown_on_request(capsys):
     shown = NeuralRanker(**SMALL | {"verbose": 1}).fit(X, y, qid=qid)
     out, text = capsys.readouterr()
     assert out == "" and "epoch 3/3" in text and "loss" in text and "ndcg@10" in text
+    NeuralRanker(**SMALL, verbose=-1).fit(X, y, qid=qid)  # as LightGBM's users say it
     assert same_weights(quiet, shown)
 
 

@@ -130,7 +130,7 @@ class NeuralRanker(BaseEstimator):
       seed without touching numpy's.
     - `warm_start`: a further `fit` goes on from the weights and the scaling of the last one, for `epochs` more; of members those
       that were kept go on, the others begin again.
-    - `verbose`: 1 shows progress on stderr, 0 nothing; None shows a bar in a terminal or a notebook when `fit` takes longer than a few
+    - `verbose`: 1 shows progress on stderr, 0 or less nothing; None shows a bar in a terminal or a notebook when `fit` takes longer than a few
       seconds.
 
     After `fit`: `ranker_` (a `rankgrad.ranker.Ranker`) and its parts `model_` (the torch module), `scaling_` and `config_`
@@ -618,7 +618,7 @@ class NeuralRanker(BaseEstimator):
     def _shown(self) -> dict[str, Any]:
         """How `fit` shows its progress: by itself only to a person who waits, and never from a worker among others."""
         if self.verbose is not None:
-            return {"quiet": not self.verbose}
+            return {"quiet": self.verbose <= 0}  # -1 is LightGBM's word for silence
         return {"quiet": not is_watched(), "after": A_FEW_SECONDS}
 
     def _eval_sets(
