@@ -303,8 +303,9 @@ def test_an_integer_seed_gives_the_same_model_and_none_another(model):
     assert other.config_.train.seed != clone(other).fit(X, y, qid=qid).config_.train.seed
     again = clone(other).set_params(random_state=other.config_.train.seed).fit(X, y, qid=qid)
     assert np.array_equal(again.predict(X, qid=qid), other.predict(X, qid=qid))
-    drawn = [clone(ranker).set_params(random_state=np.random.RandomState(5)).fit(X, y, qid=qid) for _ in range(2)]
-    assert same_weights(*drawn)
+    for source in (np.random.RandomState, np.random.default_rng):
+        drawn = [clone(ranker).set_params(random_state=source(5)).fit(X, y, qid=qid) for _ in range(2)]
+        assert same_weights(*drawn)
 
 
 def test_nothing_global_is_changed():

@@ -655,6 +655,8 @@ class NeuralRanker(BaseEstimator):
             return int(np.random.SeedSequence().generate_state(1)[0])
         if isinstance(self.random_state, int | np.integer):
             return whole("random_state", self.random_state, 0)
+        if isinstance(self.random_state, np.random.Generator):  # which LightGBM takes, and scikit-learn does not
+            return int(self.random_state.integers(2**31 - 1))
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _scores_alone(self) -> bool:
