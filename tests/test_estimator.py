@@ -784,6 +784,7 @@ REFUSED = {
     "negative group": ("group is .*whole numbers", lambda X, y, q: {"qid": None, "group": [-1, len(X) + 1]}),
     "group of words": ("group is .*whole numbers", lambda X, y, q: {"qid": None, "group": ["a"]}),
     "eval_group too short": (
+    "long group with halves": ("group is .{1,200}; .*whole", lambda X, y, q: {"qid": None, "group": [0.5] * 30_000}),
         "eval_group says 1 rows",
         lambda X, y, q: {"eval_set": [(X, y)], "eval_group": [[1]]},
     ),

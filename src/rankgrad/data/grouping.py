@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,7 +93,7 @@ def ids_of_sizes(sizes: Any, rows: int, name: str = "group") -> np.ndarray:
         whole = False
     if not whole:
         raise ValueError(
-            f"{name} is {sizes!r}; expected how many rows each query has, whole numbers that together are {rows}"
+            f"{name} is {reprlib.repr(sizes)}; expected how many rows each query has, whole numbers that together are {rows}"
         )
     counts = counts.astype(np.int64)
     if counts.sum() != rows:
