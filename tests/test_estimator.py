@@ -445,11 +445,14 @@ def test_eval_sets_come_in_several_forms():
         {"eval_set": [Xe, ye, qe]},
         {"eval_set": [(Xe, ye, qe)]},
         {"eval_set": (Xe, ye), "eval_qid": qe},
+        {"eval_set": (Xe, ye), "eval_qid": [qe]},
         {"eval_set": [(Xe, ye)], "eval_qid": [qe]},
         {"eval_set": [(Xe, ye)], "eval_qid": qe.tolist()},
     ]
     histories = [NeuralRanker(**SMALL).fit(X, y, qid=qid, **form).history_ for form in forms]
     assert all(history == histories[0] for history in histories)
+    named = NeuralRanker(**SMALL).fit(X, y, qid=qid, eval_set=[(Xe, ye)], eval_qid=[qe], eval_names="valid")
+    assert [*named.evals_result_] == ["valid"]
 
 
 # --- forms of input ---------------------------------------------------------------------------------------------------
@@ -714,11 +717,11 @@ def test_progress_is_shown_on_request(capsys):
     X, y, qid = documents()
     quiet = NeuralRanker(**SMALL).fit(X, y, qid=qid)
     assert quiet.verbose is None
+    NeuralRanker(**SMALL, verbose=-1).fit(X, y, qid=qid)  # as LightGBM's users say it
     assert capsys.readouterr() == ("", "")
     shown = NeuralRanker(**SMALL | {"verbose": 1}).fit(X, y, qid=qid)
     out, text = capsys.readouterr()
     assert out == "" and "epoch 3/3" in text and "loss" in text and "ndcg@10" in text
-    NeuralRanker(**SMALL, verbose=-1).fit(X, y, qid=qid)  # as LightGBM's users say it
     assert same_weights(quiet, shown)
 
 
@@ -781,10 +784,10 @@ REFUSED = {
     "group too short": (r"group says 3 rows and X has \d+", lambda X, y, q: {"qid": None, "group": [1, 2]}),
     "group of ids": ("group says .*pass the query id of every row as qid=", lambda X, y, q: {"qid": None, "group": q}),
     "group with a half": ("group is .*whole numbers", lambda X, y, q: {"qid": None, "group": [0.5, len(X) - 0.5]}),
+    "long group with halves": ("group is .{1,200}; .*whole", lambda X, y, q: {"qid": None, "group": [0.5] * 30_000}),
     "negative group": ("group is .*whole numbers", lambda X, y, q: {"qid": None, "group": [-1, len(X) + 1]}),
     "group of words": ("group is .*whole numbers", lambda X, y, q: {"qid": None, "group": ["a"]}),
     "eval_group too short": (
-    "long group with halves": ("group is .{1,200}; .*whole", lambda X, y, q: {"qid": None, "group": [0.5] * 30_000}),
         "eval_group says 1 rows",
         lambda X, y, q: {"eval_set": [(X, y)], "eval_group": [[1]]},
     ),

@@ -895,7 +895,7 @@ def _eval_parts(eval_set: Any, eval_qid: Any, eval_group: Any, eval_names: Any) 
         raise ValueError(f"eval_set is of type {type(eval_set).__name__}; {EXPECTED_SETS}")
     several = len(eval_set) == 1 or all(map(_is_set, eval_set))
     sets = eval_set if several else [eval_set]
-    if not several and isinstance(eval_names, str):
+    if isinstance(eval_names, str):
         eval_names = [eval_names]
     queries, groups = (
         _one_for_each(name, others[name], len(sets), listed=several) for name in ("eval_qid", "eval_group")
@@ -945,7 +945,7 @@ def _one_for_each(name: str, given: Any, count: int, *, listed: bool) -> list[An
     if given is None:
         return [None] * count
     parts = isinstance(given, list | tuple) and len(given) > 0 and all(np.ndim(part) > 0 for part in given)
-    if not listed or (count == 1 and not parts):
+    if not parts and (not listed or count == 1):
         return [given]
     if not parts or len(given) != count:
         came = f"{len(given)} parts" if parts else f"a {type(given).__name__}"
