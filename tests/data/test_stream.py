@@ -116,6 +116,18 @@ def test_ids_of_csv_are_numbers_if_all_of_them_are(ids, tmp_path):
     same(spool_tables([tmp_path / "a.csv"], tmp_path / "s", Columns().of_table()), read_table(tmp_path / "a.csv"))
 
 
+def test_parts_may_be_of_several_formats(tmp_path):
+    own = pyarrow.table({"qid": np.arange(20) // 4, "label": np.arange(20) % 2, "x": np.arange(20) / 8})
+    paths = [tmp_path / "part-0.parquet", tmp_path / "part-1.csv"]
+    pyarrow.parquet.write_table(own.slice(0, 10), paths[0])  # the query in the middle is cut
+    pyarrow.csv.write_csv(own.slice(10), paths[1])
+    for order in (paths, paths[::-1]):
+        same(spool_tables(order, tmp_path / order[0].stem, Columns().of_table()), read_table(order))
+    paths[1].write_text("qid,label,x\nred,1,0\n5,0,1\n")
+    with pytest.raises(ValueError, match="'qid' is text in one table"):
+        spool_tables(paths, tmp_path / "mixed", Columns().of_table())
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -46,7 +46,7 @@ def spool_tables(
     `progress` is called with the bytes read so far and the bytes of all files.
     """
     total, done = sum(path.stat().st_size for path in paths), 0
-    parts = _Parts(GrowingFile(spool), all(kind_of(path) in TEXT for path in paths))
+    parts = _Parts(GrowingFile(spool))
     head: Table | None = None
     known = dict(options)
     for path in paths:
@@ -78,7 +78,6 @@ class _Parts:
     """What was read so far, row by row in the order of the source."""
 
     matrix: GrowingFile
-    untyped: bool  # ids are texts, which stand for numbers if all of them do
     first: RankingDataset | None = None
     queries: dict[int | str, int] = field(default_factory=dict)  # ids, numbered as they appear
     rows: dict[str, list[np.ndarray]] = field(default_factory=dict)  # numbers and names of documents, in chunks
@@ -112,7 +111,7 @@ class _Parts:
         assert self.first is not None
         codes = self._joined("queries")
         assert codes is not None
-        query_ids = _query_ids([*self.queries], options["qid"], paths[0] if self.untyped else None)
+        query_ids = _query_ids([*self.queries], options["qid"], paths)
         numbers = _numbered(query_ids, {})
         if numbers[-1] < len(numbers) - 1:  # some texts are the same number, as 7 and 7.0
             codes, query_ids = numbers[codes], query_ids[np.unique(numbers, return_index=True)[1]]
@@ -156,16 +155,19 @@ def _numbered(ids: np.ndarray, known: dict[int | str, int]) -> np.ndarray:
     return np.array([known.setdefault(one, len(known)) for one in ids.tolist()], np.int32)
 
 
-def _query_ids(ids: list[int | str], qid: str, untyped: Path | None) -> np.ndarray:
-    """Distinct ids; those of CSV files (`untyped`: the first), which were left as texts, become numbers if all of them are."""
+def _query_ids(ids: list[int | str], qid: str, paths: Sequence[Path]) -> np.ndarray:
+    """Distinct ids; those of CSV files were left as texts, and become numbers if all of them are and no other file has texts."""
+    texts = [one for one in ids if isinstance(one, str)]
+    csv = [path for path in paths if kind_of(path) in TEXT]
+    if texts and csv and (len(csv) == len(paths) or len(texts) < len(ids)):
+        pyarrow = import_pyarrow()
+        found = ids_of_texts(pyarrow.array(texts, pyarrow.large_string()))
+        numbers = column_ids(Table(str(csv[0]), pyarrow.table({qid: found})), qid)
+        if isinstance(numbers, np.ndarray):
+            number_of = dict(zip(texts, numbers.tolist()))
+            ids = [number_of[one] if isinstance(one, str) else one for one in ids]
     if len({type(one) for one in ids}) > 1:
         raise ValueError(f"column {qid!r} is text in one table and a number in another; expected one kind in all")
-    if untyped is not None:
-        pyarrow = import_pyarrow()
-        found = ids_of_texts(pyarrow.array(ids, pyarrow.large_string()))
-        numbers = column_ids(Table(str(untyped), pyarrow.table({qid: found})), qid)
-        if isinstance(numbers, np.ndarray):
-            return numbers
     return as_ids(f"column {qid!r}", np.array(ids, object))
 
 
