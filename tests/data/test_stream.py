@@ -116,6 +116,17 @@ def test_ids_of_csv_are_numbers_if_all_of_them_are(ids, tmp_path):
     same(spool_tables([tmp_path / "a.csv"], tmp_path / "s", Columns().of_table()), read_table(tmp_path / "a.csv"))
 
 
+def test_a_column_of_texts_may_begin_with_missing_ones(tmp_path):
+    kinds = pyarrow.array([None] * 60 + ["red", "blue"] * 20, pyarrow.string())
+    own = pyarrow.table(
+        {"qid": np.arange(100) // 4, "label": np.arange(100) % 2, "x": np.arange(100) / 8, "kind": kinds}
+    )
+    pyarrow.parquet.write_table(own, tmp_path / "a.parquet")
+    found = spool_tables([tmp_path / "a.parquet"], tmp_path / "spool", Columns().of_table())
+    assert found.categories == {1: ("red", "blue")}
+    same(found, read_table(tmp_path / "a.parquet"))
+
+
 def test_parts_may_be_of_several_formats(tmp_path):
     own = pyarrow.table({"qid": np.arange(20) // 4, "label": np.arange(20) % 2, "x": np.arange(20) / 8})
     paths = [tmp_path / "part-0.parquet", tmp_path / "part-1.csv"]

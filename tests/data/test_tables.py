@@ -179,6 +179,12 @@ def test_types_tell_categories(name):
             read_table(arrow(kind=values), features=["a", "kind"], by_type=False)
 
 
+def test_texts_that_are_all_missing_are_a_category_without_levels():
+    for values in ([None] * 4, [""] * 4):
+        data = read_table(arrow(kind=pa.array(values, pa.string())), features=["a", "kind"])
+        assert data.categories == {1: ()} and np.isnan(data.features[:, 1]).all()
+
+
 def test_columns_of_categories_are_named(tmp_path):
     shops = {"shop_id": [7.0, 8.0, None, 7.0], "size": ["10", "2XL", "11", "x"]}
     pd.DataFrame(COLUMNS | shops).to_csv(tmp_path / "x.csv", index=False)  # which writes 7.0 for 7

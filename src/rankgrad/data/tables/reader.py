@@ -316,8 +316,9 @@ def holds_categories(table: Table, name: str) -> bool:
     column = table.arrow[name]
     if pyarrow.types.is_dictionary(column.type) or pyarrow.types.is_boolean(column.type):
         return True
-    texts = plain(column).unique().drop_null().to_pylist() if is_text(column.type) else []
-    return any(texts) and not look_like_numbers(text for text in texts if text)
+    if not is_text(column.type):
+        return False
+    return not look_like_numbers(text for text in plain(column).unique().drop_null().to_pylist() if text)
 
 
 def category_codes(table: Table, name: str, coder: Coder) -> np.ndarray:
