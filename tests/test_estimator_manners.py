@@ -321,6 +321,13 @@ def test_names_in_any_case(loss, metric):
     assert same_weights(ranker, lower) and ranker.score(X, y, qid=qid) == lower.score(X, y, qid=qid)
 
 
+def test_no_metric_is_that_of_the_recipe():
+    ranker = NeuralRanker(**LINEAR, metric=None).fit(X_, Y_, qid=Q_)
+    assert ranker.score(X_, Y_, qid=Q_) == clone(ranker).set_params(metric="ndcg@10").fit(X_, Y_, qid=Q_).score(
+        X_, Y_, qid=Q_
+    )
+
+
 def test_the_name_of_a_metric_is_no_loss():
     X, y, qid = documents()
     with pytest.raises(ValueError, match="'ndcg' is not a loss.*did you mean 'neural_ndcg'"):

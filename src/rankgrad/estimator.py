@@ -605,7 +605,7 @@ class NeuralRanker(BaseEstimator):
 
     def _metric(self) -> Metric:
         """What `score` returns, with the gains that were trained for."""
-        return parse_metric(self.metric, self.config_.data.gain)
+        return parse_metric(self.metric or self.config_.train.metric, self.config_.data.gain)
 
     def _own_metric(self) -> Metric | None:
         """The metric of the caller's own, None where it is named."""
