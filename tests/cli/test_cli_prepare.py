@@ -34,7 +34,7 @@ def test_prepare_prints_json_or_nothing(run, folder):
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
-        (["{}/absent"], ["absent is not a folder"]),
+        (["{}/absent"], ["absent does not exist"]),
         (["{}", "--dataset", "web3k"], ["no dataset 'web3k'"]),
         (["{}", "--fold", "9"], ["no fold 9", "1 to 5"]),
         (["{}", "--dataset", "mq2008", "--out", "{}/train.txt/x"], ["train.txt is a file"]),

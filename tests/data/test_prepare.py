@@ -251,7 +251,7 @@ def test_what_cannot_be_prepared_is_refused_and_nothing_is_lost(files, arguments
     write(tmp_path, files)
     with pytest.raises(ValueError, match=message):
         prepare(tmp_path, **arguments)
-    with pytest.raises(ValueError, match="absent is not a folder"):
+    with pytest.raises(ValueError, match="absent does not exist"):
         prepare(tmp_path / "absent")
 
 

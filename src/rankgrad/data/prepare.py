@@ -137,6 +137,8 @@ def _contents(source: Path, dataset: str | None, fold: int) -> tuple[Layout, dic
         if is_table(source):
             return Layout(None, fold, {}), {"train": [source]}
         return Layout(dataset, fold, {"train": (source,)}), {}
+    if not source.exists():
+        raise ValueError(f"{source} does not exist; expected a file or folder of ranking data; check the path")
     try:
         return recognise(source, dataset=dataset, fold=fold), {}
     except ValueError:
