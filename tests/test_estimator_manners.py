@@ -192,8 +192,12 @@ def test_a_frame_may_hold_its_query_ids():
         assert np.array_equal(ranker.predict(frame, qid=qid), scores)  # an answer to the same question twice
         assert np.array_equal(ranker.predict(frame, group=sizes_of(qid)), scores)
         assert ranker.score(frame, y) == ranker.score(frame, y, qid=qid)
+        twice = clone(ranker).fit(frame, y, qid=frame["qid"], eval_set=[(frame, y)], eval_group=[sizes_of(qid)])
+        assert same_weights(twice, ranker) and twice.n_features_in_ == 4  # ids are nothing to learn from
     feature = pd.DataFrame(X, columns=["qid", *names[1:]])
-    assert NeuralRanker(**SMALL).fit(feature, y, qid=qid).predict(feature, qid=qid).shape == (len(X),)
+    ranker = NeuralRanker(**SMALL, warm_start=True).fit(feature, y, qid=qid, eval_set=[(feature, y)], eval_qid=[qid])
+    assert ranker.fit(feature, y, qid=qid).predict(feature, qid=qid).shape == (len(X),)
+    assert ranker.n_features_in_ == 4
 
 
 # --- evaluation sets and metrics --------------------------------------------------------------------------------------

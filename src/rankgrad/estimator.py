@@ -275,7 +275,7 @@ class NeuralRanker(BaseEstimator):
         _expect_routing(qid)
         config, loss, metric = self._config(), self._own_loss(), self._own_metric()
         before: Ranker | None = getattr(self, "ranker_", None) if self.warm_start else None
-        features, qid = _own_queries(X, qid, group)
+        features, qid = _own_queries(X, qid, group, (before.names or ()) if before else ())
         places = [*before.scaling.levels] if before else None
         rows, labels, levels = _documents(self, features, y, reset=before is None, places=places)
         data = group_arrays(rows, labels, _query_ids(len(rows), qid, group), sample_weight, categories=levels)
@@ -632,7 +632,7 @@ class NeuralRanker(BaseEstimator):
         sets: dict[str, EvalSet] = {}
         for name, X_set, y, qid, group in given:
             same = X_set is X
-            features, qid = _own_queries(X_set, qid, group)
+            features, qid = _own_queries(X_set, qid, group, self._names() or ())
             if qid is None and group is None:
                 raise ValueError(f"eval_set has 2 parts and eval_qid is None; {EXPECTED_SETS}")
             rows, labels, levels = _documents(self, features, y, places=places)
@@ -846,8 +846,8 @@ def _own_queries(X: Any, qid: Any, group: Any, features: Sequence[str] = ()) -> 
         return X, qid
     if qid is None and group is None:
         qid = X["qid"]
-    elif not features:
-        return X, qid  # given twice: the column is a feature, as it was when the model was fitted
+    elif not features and not np.array_equal(np.asarray(X["qid"]), np.asarray(qid)):
+        return X, qid  # other values than the query ids: a feature that is called so
     if hasattr(X, "column_names"):  # of pyarrow
         return X.drop_columns("qid"), np.asarray(qid)
     return X.drop(columns="qid") if hasattr(X, "iloc") else X.drop("qid"), qid
