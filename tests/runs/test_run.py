@@ -23,7 +23,7 @@ from cases import without_seal
 from children import INTERRUPTED, REFUSED, Trap
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.synthetic import synthetic
-from rankgrad.errors import NonFiniteError
+from rankgrad.errors import InterruptedRunError, NonFiniteError
 from rankgrad.files import load_tensors
 from rankgrad.losses import LOSSES
 from rankgrad.metrics import parse_metric
@@ -337,6 +337,20 @@ def test_a_signal_in_the_last_epoch_s_validation_leaves_before_the_report(whole,
     assert not (out / "report.json").exists()
     assert resumed(out) == []
     assert_same_run(out, whole)
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_a_signal_after_the_last_file_does_not_ask_to_resume(tmp_path, extended):
+    out = tmp_path / "run"
+    if extended:
+        trained(out)
+    events = train_run(out, epochs=4) if extended else train_run(out, CONFIG)
+    assert any(isinstance(event, Finished) for event in events)  # which is not left yet
+    with pytest.raises(InterruptedRunError) as caught:
+        os.kill(os.getpid(), signal.SIGTERM)
+    events.close()
+    assert caught.value.status == 143
+    assert f"{out} is finished" in str(caught.value) and "--resume" not in str(caught.value)
 
 
 def test_handlers_are_the_caller_s_again(tmp_path):

@@ -268,6 +268,11 @@ def is_extending(folder: Path) -> bool:
     return (extension(folder) / CONFIG).is_file()
 
 
+def is_done(folder: Path) -> bool:
+    """Whether a run has ended and is not being extended: there is nothing to resume."""
+    return is_finished(folder) and not is_extending(folder)
+
+
 def adopt_extension(folder: Path) -> None:
     """Put the files of the extended run in place of the run's own.
 
@@ -379,7 +384,7 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     content = read_text_file(file)
-    known = read_report(folder).get("history") if is_finished(folder) and not is_extending(folder) else None
+    known = read_report(folder).get("history") if is_done(folder) else None
     if known is not None and known != _history_facts(content):
         raise _damaged_history(file)
     try:

@@ -93,7 +93,7 @@ def train_run(
     if model is None and config is not None and is_own(config.model.kind):
         model = import_network(config.model.kind)
     ask_other_programs()
-    with Signals(folder) as signals, distributed.process_group() as (rank, world), ExitStack() as held:
+    with Signals(folder, files.is_done) as signals, distributed.process_group() as (rank, world), ExitStack() as held:
         started, place = distributed.from_first(
             lambda: _begin(folder, config, epochs, loss, model, held), _sent, _received
         )
@@ -127,7 +127,7 @@ def _begin(
     """Begin a run, go on with one, or extend one; and where it writes."""
     if config is not None and epochs is not None:
         raise ValueError("epochs= extends a finished run; expected no configuration with it; set train.epochs there")
-    if distributed.restarted() and files.is_finished(folder) and not files.is_extending(folder):
+    if distributed.restarted() and files.is_done(folder):
         found = files.read_config(folder)
         if (
             became(_settled_with_start(config, loss, model)[0], found)
@@ -245,7 +245,7 @@ def _settled_with_start(config: Config, loss: OwnLoss = None, model: OwnModel = 
 
 def _is_done(folder: Path, rank: int) -> bool:
     """Whether the run in the first process's folder is finished, in every process."""
-    done = rank == 0 and files.is_finished(folder) and not files.is_extending(folder)
+    done = rank == 0 and files.is_done(folder)
     return bool(distributed.broadcast_bytes(b"done" if done else b""))
 
 

@@ -74,7 +74,7 @@ def grow_run(folder: Path, config: Config | None = None) -> Iterator[Started | G
     if config is not None:
         config = replaced(config, "train.device", "cpu")
     ask_other_programs()
-    with Signals(folder) as signals, ExitStack() as held:
+    with Signals(folder, files.is_done) as signals, ExitStack() as held:
         started = begin_run(folder, config, held)
         try:
             yield started

@@ -269,13 +269,14 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
     """SIGTERM and Ctrl-C of a run.
 
     While `patient`, a signal only sets `received`, which training looks at after every step; otherwise it raises at once.
+    `finished` says whether the run in a folder has ended, so that nobody is told to resume it.
     """
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, finished: Callable[[Path], bool] = lambda _: False) -> None:
         self.received = False
         self.status = 130  # of the command after the signal that came: 128 and its number
         self.patient = False
-        self._out = out
+        self._out, self._finished = out, finished
         self._before: dict[int, Any] = {}
 
     def listen(self) -> None:
@@ -297,9 +298,10 @@ class Signals(contextlib.AbstractContextManager["Signals"]):
             _say("stopping after this step")
         if not self.patient:
             # With its status: it may come while the `with` is being left.
-            raise InterruptedRunError(
-                f"stopped; nothing is lost; go on with: rankgrad train --resume {self._out}", self.status
-            )
+            rest = f"go on with: rankgrad train --resume {self._out}"
+            if self._finished(self._out):
+                rest = f"the run {self._out} is finished"
+            raise InterruptedRunError(f"stopped; nothing is lost; {rest}", self.status)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, InterruptedRunError):
