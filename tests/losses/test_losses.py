@@ -253,6 +253,17 @@ def test_the_score_of_a_document_that_weighs_nothing_cannot_matter(name, check):
 
 
 @every_weighted_loss
+@pytest.mark.parametrize("weight", [1e20, 1e37])
+def test_a_list_that_cannot_teach_is_0_whatever_its_documents_weigh(name, weight):
+    scores, labels = shaped(name, 2, 4), torch.tensor([[0.0, 0.0, 0.0, 0.0], [2.0, 0.0, 0.0, 0.0]])
+    mask = torch.tensor([[True] * 4, [True] + [False] * 3])
+    counted = RULES[name](labels, mask)
+    weights = torch.full((2, 4), weight)
+    values, grad = value_and_grad(LOSSES[name], scores, labels, mask, weights=weights, reduction="none")
+    assert not values[~counted].any() and not grad[~counted].any()
+
+
+@every_weighted_loss
 def test_a_list_of_documents_that_weigh_nothing_does_not_count(name):
     case = Case(name)
     weights = torch.ones_like(case.labels)

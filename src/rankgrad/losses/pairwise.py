@@ -212,7 +212,8 @@ def _sum_over_pairs(lists: Lists, factors: Tensor, reduction: str) -> Tensor:
     """Sum of w_ij softplus(s_j - s_i), the factors w [..., L, L] zero for pairs that do not count."""
     ahead = lists.scores[..., :, None] - lists.scores[..., None, :]  # s_i - s_j
     if lists.weights is not None:
-        factors = factors * (lists.weights[..., :, None] * lists.weights[..., None, :])
+        # One after the other: a product of large weights may be infinite, and times 0 it would be NaN.
+        factors = factors * lists.weights[..., :, None] * lists.weights[..., None, :]
     values = -(factors * functional.logsigmoid(ahead)).sum((-1, -2))
     return reduce(values, has_pair(lists.labels, lists.weighing), lists, reduction)
 
