@@ -9,7 +9,17 @@ import torch
 from safetensors.torch import save_file
 
 from rankgrad import files
-from rankgrad.files import beside, load_tensors, locked, pack, replacing, save_tensors, write_atomically
+from rankgrad.files import (
+    beside,
+    load_tensors,
+    locked,
+    pack,
+    read_text_file,
+    refuse_links,
+    replacing,
+    save_tensors,
+    write_atomically,
+)
 
 
 def tensors(value):
@@ -174,6 +184,28 @@ def test_a_link_in_the_way_is_not_written_through(tmp_path):
     (tmp_path / ".x.writing").symlink_to(tmp_path / "elsewhere")
     write_atomically(tmp_path / "x", b"new")
     assert contents(tmp_path) == {"elsewhere": "mine", "x": "new"} and not (tmp_path / ".x.writing").exists()
+
+
+def test_a_pipe_is_refused_where_text_is_expected(tmp_path):
+    os.mkfifo(tmp_path / "x")  # reading it would wait for ever
+    with pytest.raises(ValueError, match=r"/x is a pipe or a device; expected a regular file"):
+        read_text_file(tmp_path / "x")
+
+
+def test_links_out_of_a_folder_and_in_a_circle_are_refused(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "model").write_text("m")
+    (folder / "inside").symlink_to("model")
+    refuse_links(folder)
+    (folder / "x").symlink_to("y")
+    (folder / "y").symlink_to("x")
+    with pytest.raises(ValueError, match=r"/run/[xy] is a link that leads in a circle"):
+        refuse_links(folder)
+    (folder / "x").unlink(), (folder / "y").unlink()
+    (folder / "up").symlink_to("../other")
+    with pytest.raises(ValueError, match=r"/run/up is a link to .*/other, out of its folder"):
+        refuse_links(folder)
 
 
 def test_a_device_stays_a_device():

@@ -245,10 +245,13 @@ def expect_no_holes(path: Path) -> int:
 
 
 def read_text_file(path: Path, most: int = LARGE) -> bytes:
-    """The bytes of a file that holds JSON or TOML; larger than any of ours it is refused."""
-    if path.stat().st_size > most:
+    """The bytes of a file that holds JSON or TOML; larger than any of ours it is refused, and so is a pipe, which may never end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        raise ValueError(f"{path} is a pipe or a device; expected a regular file; put a copy there")
+    if found.st_size > most:
         raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes; expected less than {most:,}; was it written by rankgrad?"
+            f"{path} has {found.st_size:,} bytes; expected less than {most:,}; was it written by rankgrad?"
         )
     return path.read_bytes()
 
@@ -256,10 +259,12 @@ def read_text_file(path: Path, most: int = LARGE) -> bytes:
 def refuse_links(folder: Path) -> None:
     """Refuse a folder with a link that leads out of it: a folder of somebody else's is not to show or change other files."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(
-                f"{path} is a link to {path.resolve()}, out of its folder; expected files of the folder itself; put a copy there"
-            )
+        if not path.is_symlink():
+            continue
+        end = Path(os.path.realpath(path))  # Path.resolve raises a RuntimeError at links that lead in a circle
+        if end.is_symlink() or not end.is_relative_to(os.path.realpath(folder)):
+            where = "that leads in a circle" if end.is_symlink() else f"to {end}, out of its folder"
+            raise ValueError(f"{path} is a link {where}; expected files of the folder itself; put a copy there")
 
 
 def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:

@@ -158,6 +158,7 @@ def test_data_that_are_too_large_to_prepare_are_not_a_matter_of_batches(run, dat
         (KeyboardInterrupt(), 130, "rankgrad: interrupted\n"),
         (ImportError("reading tables needs pyarrow; pip install it"), 2, "rankgrad: reading tables needs pyarrow"),
         (ValueError("two\nlines"), 2, "rankgrad: two lines\n"),
+        (RuntimeError("Symlink loop from 'x'"), 2, "rankgrad: Symlink loop from 'x'; expected a file or folder"),
         (InterruptedRunError("stopped; go on with: ..."), 130, "rankgrad: stopped; go on with: ...\n"),
     ],
 )

@@ -123,6 +123,8 @@ def _explain(error: Exception | InterruptedRunError) -> tuple[int, str]:
         return 2, f"there is not enough memory; {remedy}"
     if isinstance(error, ImportError) and "pip install" in str(error):
         return 2, str(error)
+    if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of Path.resolve, before Python 3.13
+        return 2, f"{error}; expected a file or folder; choose another path"
     raise error
 
 

@@ -51,7 +51,7 @@ def write_folder(
 def is_saved(folder: Path) -> bool:
     """Whether a folder is a saved dataset, of any version and perhaps damaged, and holds nothing else."""
     try:
-        manifest = parsed_json((folder / MANIFEST).read_bytes())
+        manifest = parsed_json(read_text_file(folder / MANIFEST))
         if manifest["format"] != FORMAT:
             return False
         own = {MANIFEST, *(f"{name}.npy" for name in manifest["arrays"])}
