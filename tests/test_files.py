@@ -186,6 +186,22 @@ def test_a_link_in_the_way_is_not_written_through(tmp_path):
     assert contents(tmp_path) == {"elsewhere": "mine", "x": "new"} and not (tmp_path / ".x.writing").exists()
 
 
+@pytest.mark.parametrize("make", ["pipe", "hard link"])
+def test_a_file_of_somebody_else_in_the_way_is_not_written(tmp_path, make):
+    (tmp_path / "elsewhere").write_text("mine")
+    half = tmp_path / ".x.writing"
+    os.mkfifo(half) if make == "pipe" else half.hardlink_to(tmp_path / "elsewhere")  # a pipe waits until it is read
+    write_atomically(tmp_path / "x", b"new")
+    assert contents(tmp_path) == {"elsewhere": "mine", "x": "new"} and not half.exists()
+
+
+def test_a_link_to_the_standard_output_stays(tmp_path):
+    with (tmp_path / "out").open("wb") as file:
+        link = Path(f"/dev/fd/{file.fileno()}")
+        write_atomically(link, [b"a", b"b"])
+    assert contents(tmp_path) == {"out": "ab"}
+
+
 def test_a_pipe_is_refused_where_text_is_expected(tmp_path):
     os.mkfifo(tmp_path / "x")  # reading it would wait for ever
     with pytest.raises(ValueError, match=r"/x is a pipe or a device; expected a regular file"):

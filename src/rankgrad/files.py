@@ -34,17 +34,14 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
     What a killed process has left is written over; another process that is writing the same file now is a ValueError.
     """
     parts = [content] if isinstance(content, bytes) else content
-    try:
-        if stat.S_ISCHR(path.lstat().st_mode):  # /dev/null, /dev/full: they take what they are given, and stay
-            with path.open("wb") as device:
-                device.writelines(parts)
-            return
-    except FileNotFoundError:
-        pass
+    if _is_stream(path):
+        with path.open("wb") as stream:
+            stream.writelines(parts)
+        return
     temporary = path.with_name(f".{path.name}.writing")
     try:
-        if temporary.is_symlink():
-            temporary.unlink()  # not ours: it would be written where it points
+        if _leads_elsewhere(temporary):
+            temporary.unlink()  # not ours: what it leads to would be written
         number = _hold(temporary, os.O_WRONLY | os.O_CREAT, path)
         try:
             with open(number, "wb") as file:
@@ -116,6 +113,22 @@ def locked(folder: Path, *, make: bool = False) -> Iterator[None]:
         yield
     finally:
         os.close(number)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a path is /dev/null, /dev/full, /dev/stdout or /dev/fd/63: they take what they are given, and stay."""
+    if not os.path.lexists(path):
+        return False
+    return stat.S_ISCHR(path.lstat().st_mode) or (path.is_symlink() and path.is_relative_to("/dev"))
+
+
+def _leads_elsewhere(path: Path) -> bool:
+    """Whether a path is a link, soft or hard, or a pipe, which waits for a reader, or anything else that we do not leave behind."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISREG(found.st_mode) or found.st_nlink > 1
 
 
 def _hold_folder(folder: Path, wanted: Path) -> int:

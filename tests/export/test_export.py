@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import os
 import subprocess
 import sys
 import types
@@ -243,6 +244,9 @@ def test_a_file_that_differs_is_not_left_behind_and_nothing_is_replaced_unasked(
     export_ranker(ranker, tmp_path / "x.json", "solr", overwrite=True)
     assert json.loads((tmp_path / "x.json").read_text())["name"] == "x"
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    os.mkfifo(tmp_path / "pipe.json")  # as /dev/null: it would be replaced by a file
+    with pytest.raises(ValueError, match=r"pipe.json exists already"):
+        export_ranker(ranker, tmp_path / "pipe.json", "solr", overwrite=True)
     with pytest.raises(ValueError, match=r"absent is not a folder.*make it first"):
         export_ranker(ranker, tmp_path / "absent" / "x.json", "solr")
     with pytest.raises(ValueError, match=r"form must be one of .*'onnx'"):
