@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rankgrad.data import read_table
+from rankgrad.data.prepare import prepare
 
 COLUMNS = {
     "qid": [3, 3, 1, 3],
@@ -418,3 +419,35 @@ def test_without_pyarrow_the_error_has_the_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"pip install 'rankgrad\[tables\]'"):
         read_table("x.parquet")
+
+
+@pytest.mark.parametrize("coded", [True, False])
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_long_text_repeated_in_every_row_is_refused_before_it_is_written_out(tmp_path, monkeypatch, name, coded):
+    rows, path = 500, tmp_path / name
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * (1 << 20)])
+    table = pa.table({"label": [0] * rows, "a": [1.0] * rows, "qid": texts if coded else texts.cast(pa.string())})
+    if name == "a.parquet":
+        pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=1 << 30)
+    else:
+        with pa.OSFile(str(path), "w") as file:
+            options = pa.ipc.IpcWriteOptions(compression="zstd")
+            with pa.ipc.new_file(file, table.schema, options=options) as writer:
+                writer.write_table(table)
+    assert path.stat().st_size < 1 << 18
+    monkeypatch.setattr("rankgrad.data.tables.arrow.affordable", lambda size: size < 1 << 28)
+    match = rf"{name} would take \d.* bytes of memory.*many times its size"
+    with pytest.raises(ValueError, match=match):
+        read_table(path)
+    if coded or name == "a.parquet":  # the texts of an Arrow file lie in its batches, one of which is read at a time
+        with pytest.raises(ValueError, match=match):
+            prepare(path, out=tmp_path / "out")
+
+
+def test_texts_of_any_encoding_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("rankgrad.data.memory.UNPACKED", 1)  # each file is looked through
+    monkeypatch.setattr("rankgrad.data.memory.MANY_TIMES", 1)
+    table = pa.table({"label": [0, 1], "a": [1.0, 2.0], "qid": ["one", "one"]})
+    for encoding in ("PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"):
+        pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, column_encoding={"qid": encoding})
+        assert read_table(tmp_path / "a.parquet").query_ids.tolist() == ["one"]

@@ -15,6 +15,7 @@ from rankgrad.data.memory import affordable, expect_archive, many_times
 
 PARQUET, TEXT, ARROW = (".parquet", ".pq"), (".csv", ".tsv"), (".arrow", ".feather", ".ipc")
 ARCHIVES = (".gz", ".bz2", ".zst")
+TEXTS_AT_ONCE = 1024  # rows
 NULLS = ("NA", "N/A", "NULL", "Null", "null", "None", "none")
 
 
@@ -105,6 +106,7 @@ def _read_file(path: Path, qid: str, wanted: Callable[[str], bool]) -> Any:
         raise ValueError(f"{path} has no known ending; expected {', '.join(PARQUET + TEXT + ARROW)}; rename it")
     try:
         if kind in PARQUET:
+            expect_short_texts(path)
             with pyarrow.parquet.ParquetFile(path) as file:
                 _expect_affordable(path, 8 * file.metadata.num_rows * max(1, file.metadata.num_columns))
                 return sound(file.read())
@@ -212,11 +214,13 @@ def _read_arrow(path: Path) -> Any:
 
 def _read_batches(path: Path, reader: Any) -> Any:
     """All of them as one table; each is looked through first, because what counts its bytes mends a wrong count of nulls."""
-    batches, size = [], 0
+    batches, size, texts = [], 0, 0
     every = iter(reader) if hasattr(reader, "__iter__") else map(reader.get_batch, range(reader.num_record_batches))
     for batch in map(sound, every):
         size += batch.nbytes
         _expect_affordable(path, size)
+        texts += text_bytes(batch)
+        refuse_long_texts(path, texts)
         batches.append(batch)
     return import_pyarrow().Table.from_batches(batches, reader.schema)
 
@@ -228,6 +232,55 @@ def _expect_affordable(path: Path, size: int) -> None:
             f"{path} would take {size:,} bytes of memory, many times its size and more than can be spared; expected a "
             "smaller table; `rankgrad prepare` reads it in parts"
         )
+
+
+def expect_short_texts(path: Path) -> None:
+    """Refuse a Parquet file with a long text that it holds once and repeats in many rows: a kilobyte would be gigabytes in memory."""
+    parquet = import_pyarrow().parquet
+    with parquet.ParquetFile(path) as file:
+        texts = {field.name for field in file.schema_arrow if _is_bytes(field.type)}
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        parts = [group.column(at) for group in groups for at in range(group.num_columns)]
+        parts = [part for part in parts if part.path_in_schema in texts]
+        coded = {part.path_in_schema for part in parts if any("DICTIONARY" in word for word in part.encodings)}
+        names = sorted(
+            coded - {part.path_in_schema for part in parts if any("DELTA" in word for word in part.encodings)}
+        )
+        size = sum(part.total_uncompressed_size for part in parts if part.path_in_schema not in names)
+        refuse_long_texts(path, size)
+        longest = sum(part.total_uncompressed_size for part in parts if part.path_in_schema in names)
+        if not many_times(path, size + longest * file.metadata.num_rows):
+            return
+    with parquet.ParquetFile(path, read_dictionary=names) as file:
+        for batch in map(sound, file.iter_batches(TEXTS_AT_ONCE, columns=names)):
+            size += text_bytes(batch)
+            refuse_long_texts(path, size)
+
+
+def text_bytes(batch: Any) -> int:
+    """How many bytes the texts of categories take, written out in each row of a sound batch."""
+    pyarrow = import_pyarrow()
+    compute, size = pyarrow.compute, 0
+    for column in batch.columns:
+        if pyarrow.types.is_dictionary(column.type) and _is_bytes(column.type):
+            lengths = compute.binary_length(column.dictionary).cast(pyarrow.int64())
+            size += compute.sum(lengths.take(column.indices)).as_py() or 0
+    return size
+
+
+def refuse_long_texts(path: Path, size: int) -> None:
+    """Refuse texts that take many times as much in memory as on the disk, and for which there is no room."""
+    if many_times(path, size) and not affordable(size):
+        raise ValueError(
+            f"{path} would take {size:,} bytes of memory for its texts, many times its size and more than can be spared; expected "
+            "ids and categories; write it without its long texts"
+        )
+
+
+def _is_bytes(kind: Any) -> bool:
+    types = import_pyarrow().types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
 
 
 def _expect_archive(path: Path) -> None:

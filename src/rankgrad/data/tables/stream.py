@@ -23,10 +23,13 @@ from rankgrad.data.tables.arrow import (
     TEXT,
     Table,
     csv_kinds,
+    expect_short_texts,
     ids_of_texts,
     import_pyarrow,
     kind_of,
+    refuse_long_texts,
     sound,
+    text_bytes,
 )
 from rankgrad.data.tables.reader import column_ids, expect_same_columns, number_columns, read_table
 
@@ -199,6 +202,7 @@ def _rows(columns: int) -> int:
 
 def _parquet_chunks(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[Any, float]]:  # noqa: ARG001
     pyarrow = import_pyarrow()
+    expect_short_texts(path)
     with pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
         schema, total, done = file.schema_arrow, file.metadata.num_rows, 0
         for batch in map(sound, file.iter_batches(_rows(len(schema)))):
@@ -236,6 +240,7 @@ def _arrow_chunks(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[Any,
             file.seek(0)
             reader = batches = pyarrow.ipc.open_stream(file)
         for batch in map(sound, batches):
+            refuse_long_texts(path, text_bytes(batch))
             rows, share = _rows(batch.num_columns), min(file.tell() / max(file.size(), 1), 1.0)
             for first in range(0, batch.num_rows, rows):
                 part = pyarrow.Table.from_batches([batch.slice(first, rows)])
