@@ -494,6 +494,9 @@ class NeuralRanker(BaseEstimator):
         try:
             ranker = cls(**_plain(facts["parameters"]))
             ranker.ranker_ = Ranker.restore(tensors, facts, "cpu", own=model, source=str(path))
+            ranker.history_, ranker.best_epoch_ = facts["history"], facts["best_epoch"]
+            ranker.best_score_ = facts.get("best_score", ranker.history_[ranker.best_epoch_ - 1]["metric"])
+            ranker.members_ = facts.get("members", [])
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path} does not hold what a ranker needs ({type(error).__name__}: {error}); expected a file that NeuralRanker.save "
@@ -504,9 +507,6 @@ class NeuralRanker(BaseEstimator):
                 f"{path} says of its model {ranker.model!r} and another thing in its configuration; was it changed?"
             )
         ranker.model = ranker.model if model is None else model
-        ranker.history_, ranker.best_epoch_ = facts["history"], facts["best_epoch"]
-        ranker.best_score_ = facts.get("best_score", ranker.history_[ranker.best_epoch_ - 1]["metric"])
-        ranker.members_ = facts.get("members", [])
         return ranker._with_columns()
 
     @classmethod

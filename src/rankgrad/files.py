@@ -305,12 +305,16 @@ def unpack(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]
         not isinstance(entry, dict)
         or str(entry.get("format")) != str(FORMAT)
         or not {"facts", "checksum"} <= entry.keys()
+        or not isinstance(entry["facts"], str)
     ):
         found = entry.get("format") if isinstance(entry, dict) else None
         raise ValueError(f"{name} is of format {found!r}; expected {FORMAT}, written by rankgrad")
     if entry["checksum"] != _checksum(tensors, entry["facts"]):
         raise ValueError(f"{name} was damaged after it was written: its checksum does not match")
-    return tensors, parsed_json(entry["facts"])
+    facts = parsed_json(entry["facts"])
+    if not isinstance(facts, dict):
+        raise ValueError(f"{name} holds no facts by name; expected a file written by rankgrad")
+    return tensors, facts
 
 
 def sealed(facts: Mapping[str, Any]) -> bytes:

@@ -1,6 +1,7 @@
 """Exported rankers score as the rankers do, whatever they are made of; a file that does not is not left behind."""
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
@@ -187,6 +188,19 @@ def test_files_of_both_formats_take_any_lists(exported):
             np.testing.assert_allclose(scores(some, sizes), own_scores(ranker, some, real), atol=1e-5)
         assert scores(rows[:0], [0]).shape == (0,)
         assert np.isnan(scores(rows[:5], [4])).all()
+
+
+@pytest.mark.parametrize("facts", ["[" * 100_000, "[]", "no JSON", None])
+def test_forged_facts_are_refused_by_name(tmp_path, facts):
+    onnx = pytest.importorskip("onnx")
+    path, model = tmp_path / "mine.onnx", onnx.ModelProto()
+    entries = {"rankgrad.sha256": "0" * 64} | ({} if facts is None else {"rankgrad": facts})
+    for key, value in entries.items():
+        model.metadata_props.add(key=key, value=value)
+    content = model.SerializeToString()
+    path.write_bytes(content.replace(b"0" * 64, hashlib.sha256(content).hexdigest().encode()))
+    with pytest.raises(ValueError, match=r"mine.onnx is cut short, damaged.*export it again"):
+        read_export(path)
 
 
 @pytest.mark.slow

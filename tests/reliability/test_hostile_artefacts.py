@@ -1,10 +1,19 @@
 """Artefacts that somebody made to do harm, each opened in a process of its own; and no code anywhere that would execute one."""
 
 import ast
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from reliability.damaged import estimator, run
 from reliability.hostile import ARTEFACTS, try_artefact
+
+from rankgrad import NeuralRanker
+from rankgrad.files import load_tensors, save_tensors, sealed
+from rankgrad.report.gather import read_entries
+from rankgrad.runs.folder import read_start
 
 ROOT = Path(__file__).parents[2]
 LARGE = {
@@ -28,6 +37,62 @@ def test_there_are_at_least_twenty():
 )
 def test_it_does_no_harm(make):
     assert try_artefact(make) == ""
+
+
+FORGED = {  # checksums that are right, and facts and tensors that nobody writes
+    "queries.safetensors": [
+        lambda tensors, facts: facts.pop("split"),
+        lambda tensors, facts: facts.update(query_ids=[1]),
+        lambda tensors, facts: facts.update(query_ids=None),
+        lambda tensors, facts: facts.update(metrics=["absent"]),
+        lambda tensors, facts: facts.update(cutoffs=[None] * 23),
+        lambda tensors, facts: tensors.update({"ndcg@10": torch.zeros(2, 2)}),
+        lambda tensors, facts: tensors.update({"ndcg@10": torch.zeros(4, dtype=torch.bfloat16)}),
+        lambda tensors, facts: tensors.update(documents=torch.tensor(1.0)),
+        lambda tensors, facts: tensors.update(curve=torch.tensor(1.0)),
+    ],
+    "scores.safetensors": [
+        lambda tensors, facts: tensors.pop("labels"),
+        lambda tensors, facts: tensors.update(rows=torch.zeros(3)),
+        lambda tensors, facts: tensors.update(texts=torch.zeros(2, dtype=torch.uint8)),
+    ],
+    "report.json": [
+        lambda report: report.update(splits=None),
+        lambda report: report.update(machine="x"),
+        lambda report: report.update(versions=[]),
+        lambda report: report.update(seconds=[]),
+        lambda report: report.update(best_epoch={}),
+    ],
+    "ranker.safetensors": [
+        lambda tensors, facts: facts.update(history=[]),
+        lambda tensors, facts: facts.pop("best_epoch"),
+        lambda tensors, facts: facts.update(feature_names=7),
+        lambda tensors, facts: tensors.update({"scaling.low": torch.zeros(136, dtype=torch.bfloat16)}),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "change"), [(name, change) for name, changes in FORGED.items() for change in changes])
+def test_forged_facts_are_refused_in_a_sentence(tmp_path, name, change):
+    folder = Path(shutil.copytree(estimator() if name == "ranker.safetensors" else run(), tmp_path / "run"))
+    file = folder / name
+    if name == "report.json":
+        report = json.loads(file.read_text())
+        del report["checksum"]
+        change(report)
+        file.write_bytes(sealed(report))
+    else:
+        tensors, facts = load_tensors(file)
+        change(tensors, facts)
+        save_tensors(file, tensors, facts)
+    readers = [NeuralRanker.load, read_start] if name == "ranker.safetensors" else [lambda _: read_entries([folder])]
+    refused = []
+    for read in readers:  # one that does not need what is wrong gives a result
+        try:
+            read(file)
+        except ValueError as error:
+            refused.append(str(error))
+    assert refused and all(name in sentence for sentence in refused)
 
 
 FORBIDDEN = """

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rankgrad.export.program import exported_program
+from rankgrad.files import parsed_json
 from rankgrad.ranker import Ranker
 
 OPSET = 18  # what torch's exporter is written for; runtimes of 2023 and later know it
@@ -75,16 +76,20 @@ def read_onnx(path: Path) -> dict[str, Any]:
     mark = CHECKSUM.encode() + b"\x12\x40"  # protobuf: the second field of the entry, 64 bytes long
     begin = content.rfind(mark) + len(mark)
     found = content[begin : begin + 64].decode("ascii", errors="replace")
+    wrong = ValueError(
+        f"{path} is cut short, damaged or not written by `rankgrad export`; expected its ONNX; export it again"
+    )
     if mark not in content or hashlib.sha256(_filled(content, BLANK, found)).hexdigest() != found:
-        raise ValueError(
-            f"{path} is cut short, damaged or not written by `rankgrad export`; expected its ONNX; export it again"
-        )
+        raise wrong
     try:
         import onnx
     except ImportError as error:
         raise ImportError(NEEDED) from error
-    entries = {entry.key: entry.value for entry in onnx.load_model_from_string(content).metadata_props}
-    return {**json.loads(entries[FACTS]), "checksum": found}
+    try:
+        entries = {entry.key: entry.value for entry in onnx.load_model_from_string(content).metadata_props}
+        return {**parsed_json(entries[FACTS]), "checksum": found}
+    except Exception:  # protobuf has errors of its own
+        raise wrong from None
 
 
 def _filled(content: bytes, new: str, old: str) -> bytes:

@@ -317,11 +317,16 @@ def read_start(source: Path) -> Start:
             f"{source} holds trees, which have no weights to start from; expected a run of networks; choose another --init"
         )
     if source.is_dir():
+        refuse_links(source)
         expect_finished(source, MODEL)
     tensors, facts = load_tensors(source / MODEL if source.is_dir() else source)
     if source.is_dir():
         expect_of_run(source, MODEL, facts.get(IDENTITY))
-    scaling = Scaling.from_state({name: tensor.numpy() for name, tensor in under(tensors, "scaling.").items()})
+    try:
+        scaling = Scaling.from_state({name: tensor.numpy() for name, tensor in under(tensors, "scaling.").items()})
+        names = tuple(facts["feature_names"]) if facts.get("feature_names") else None
+    except (LookupError, TypeError):
+        raise _not_whole(source) from None
     weights = under(tensors, "model.")
     if "members.weights" in weights:  # of those that were kept
         checkpoints = Checkpoints(source)
@@ -334,7 +339,6 @@ def read_start(source: Path) -> Start:
         if complaints:  # the one before it holds other weights
             raise ValueError(f"{complaints[0]}{_AGAIN}")
         weights = {MEMBERS: state["members.best"]}
-    names = tuple(facts["feature_names"]) if facts.get("feature_names") else None
     return Start(weights, scaling, names, str(source))
 
 
@@ -458,15 +462,26 @@ def read_per_query(folder: Path) -> PerQuery:
     expect_finished(folder)
     tensors, facts = load_tensors(folder / QUERIES, _AGAIN)
     expect_of_run(folder, QUERIES, facts.get(IDENTITY))
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    return PerQuery(
-        split=facts["split"],
-        query_ids=facts["query_ids"],
-        metrics={name: arrays[name] for name in facts["metrics"]},
-        documents=arrays.get("documents"),
-        relevant=arrays.get("relevant"),
-        curve=dict(zip(facts.get("cutoffs", ()), arrays.get("curve", ()))),
-    )
+    try:
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        found = PerQuery(
+            split=str(facts["split"]),
+            query_ids=list(facts["query_ids"]),
+            metrics={name: arrays[name] for name in facts["metrics"]},
+            documents=arrays.get("documents"),
+            relevant=arrays.get("relevant"),
+            curve={int(k): of for k, of in zip(facts.get("cutoffs", ()), arrays.get("curve", ()))},
+        )
+    except (LookupError, TypeError, ValueError):
+        raise _not_whole(folder / QUERIES) from None
+    per_query = [*found.metrics.values(), *found.curve.values(), found.documents, found.relevant]
+    if any(array is not None and array.shape != (len(found.query_ids),) for array in per_query):
+        raise _not_whole(folder / QUERIES)
+    return found
+
+
+def _not_whole(file: Path) -> ValueError:
+    return ValueError(f"{file} does not hold what training writes there; was it changed?{_AGAIN}")
 
 
 # --- per document -----------------------------------------------------------------------------------------------------
@@ -502,12 +517,18 @@ def read_per_document(folder: Path) -> PerDocument | None:
         return None
     tensors, facts = load_tensors(folder / SCORES, _AGAIN)
     expect_of_run(folder, SCORES, facts.get(IDENTITY))
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    ids: Sequence[Any] | None = arrays["ids"].tolist() if "ids" in arrays else None
-    if "texts" in arrays:
-        text, ends = arrays["texts"].tobytes(), arrays["ends"].tolist()
-        ids = [text[start:end].decode("utf-8", "surrogatepass") for start, end in pairwise([0, *ends])]
-    return PerDocument(arrays["scores"], arrays["labels"], arrays["rows"], ids)
+    try:
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        ids: Sequence[Any] | None = arrays["ids"].tolist() if "ids" in arrays else None
+        if "texts" in arrays:
+            text, ends = arrays["texts"].tobytes(), arrays["ends"].tolist()
+            ids = [text[start:end].decode("utf-8", "surrogatepass") for start, end in pairwise([0, *ends])]
+        found = PerDocument(arrays["scores"], arrays["labels"], arrays["rows"], ids)
+    except (LookupError, TypeError, ValueError):
+        raise _not_whole(folder / SCORES) from None
+    if any(array.shape != (found.scores.size,) for array in (found.scores, found.labels, found.rows)):
+        raise _not_whole(folder / SCORES)
+    return found
 
 
 # --- report -----------------------------------------------------------------------------------------------------------
@@ -556,9 +577,14 @@ def write_results(
 def read_report(folder: Path) -> dict[str, Any]:
     """The report of a finished run."""
     expect_finished(folder)
-    return read_sealed(
+    report = read_sealed(
         folder, REPORT, "expected what `rankgrad train` wrote; put a copy of it back, or train the run again"
     )
+    tables = [report.get(key, {}) for key in ("metrics", "splits", "versions", "machine")]
+    plain = [report.get(key) for key in ("best_epoch", "seconds")]
+    if not all(isinstance(of, dict) for of in tables) or any(isinstance(of, (list, dict)) for of in plain):
+        raise _not_whole(folder / REPORT)
+    return report
 
 
 def write_sealed(folder: Path, name: str, facts: Mapping[str, Any], identity: str | None = None) -> None:
