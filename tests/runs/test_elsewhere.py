@@ -208,3 +208,15 @@ def test_a_csv_of_numbers_alone_needs_no_name(tmp_path, name):
     file = tmp_path / name
     file.write_text("\n".join(map(repr, LISTS.in_source_order(SCORES).tolist())))
     np.testing.assert_array_equal(read_scores(file, LISTS), SCORES)
+
+
+def test_a_run_that_lost_its_model_and_files_of_somebody_else_are_not_overwritten(tmp_path):
+    for name in ("config.toml", "notes.txt"):
+        folder = tmp_path / name
+        keep_scores(folder, "s", SCORES, LISTS, split="test")
+        (folder / name).write_text("mine")
+        with pytest.raises(ValueError, match=rf"{name} exists already; expected a new folder; choose another --out$"):
+            keep_scores(folder, "s", -SCORES, LISTS, split="test", overwrite=True)
+        assert (folder / name).read_text() == "mine"
+    with pytest.raises(ValueError, match=r"has no model\.safetensors|has no config"):
+        open_run(tmp_path / "config.toml")  # and is not said to be of another program

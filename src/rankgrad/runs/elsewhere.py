@@ -30,6 +30,7 @@ QUERY = ("qid", "query", "query_id")
 DOCUMENT = ("document", "document_id", "docid", "doc_id", "docno")
 ROW = "row"
 SELECTION = "scores from elsewhere"
+WRITTEN = {files.QUERIES, files.SCORES, files.REPORT}
 EXPECTED = "expected a number per line, or lines QUERY Q0 DOCUMENT RANK SCORE TAG, or a Parquet or CSV file"
 
 
@@ -89,11 +90,13 @@ def keep_scores(
     - `gain`: what a label is worth to metrics that take one: "exp2", "linear", or a number for each of the grades 0, 1, ...
     """
     started = time.perf_counter()
-    if folder.exists() and not (overwrite and is_elsewhere(folder)):
-        raise ValueError(
-            f"{folder} exists already; expected a new folder; choose another --out"
-            + (", or --overwrite" if is_elsewhere(folder) else "")
-        )
+    if folder.exists():
+        ours = is_elsewhere(folder) and {path.name for path in folder.iterdir()} <= WRITTEN  # all of it is replaced
+        if not (overwrite and ours):
+            raise ValueError(
+                f"{folder} exists already; expected a new folder; choose another --out"
+                + (", or --overwrite" if ours else "")
+            )
     names = tuple(dict.fromkeys(parse_metric(metric).name for metric in metrics)) or Train().metrics
     wanted = files.metrics_to_measure({split: data}, names)
     values = {
@@ -125,7 +128,8 @@ def keep_scores(
 
 def is_elsewhere(folder: Path) -> bool:
     """Whether a folder holds scores from elsewhere, and no model."""
-    has = {name for name in (files.MODEL, files.TREES, files.SCORES, files.REPORT) if (folder / name).is_file()}
+    of_run = (files.CONFIG, files.MODEL, files.TREES)
+    has = {name for name in (*of_run, files.SCORES, files.REPORT) if (folder / name).is_file()}
     return has == {files.SCORES, files.REPORT}
 
 
