@@ -11,6 +11,7 @@ from typing import Any
 SENTENCE = 2_000  # characters of a sentence that are printed, however long a name in it is
 VALUE = 4_096  # of one value: a path is never longer
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what begins a formula in Excel, LibreOffice and Google Sheets
+WIDE = ("\uff1d", "\uff0b", "\uff0d", "\uff20")  # the same signs as East Asian keyboards write them
 JOINERS = "\u200c\u200d"  # Persian, Hindi and many emoji are written with them
 
 
@@ -63,7 +64,7 @@ def inert_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     shown = inert(value)
-    return f"'{shown}" if value.lstrip(" ").startswith(FORMULA) and not _is_number(value) else shown
+    return f"'{shown}" if value.lstrip(" ").startswith(FORMULA + WIDE) and not _is_number(value) else shown
 
 
 def _is_visible(letter: str) -> bool:

@@ -21,6 +21,11 @@ def test_nothing_that_steers_is_left_and_a_row_is_one_line(name):
         assert names.steering(text) == "" and "\n" not in text
 
 
+def test_signs_of_east_asian_keyboards_begin_formulas_too():
+    for text in ("\uff1d1+1", "\uff0b1", "\uff0d1", " \uff20SUM(A1)"):
+        assert inert_cell(text) == f"'{text}"
+
+
 def test_letters_of_every_language_stay_as_they_are():
     for text in ("日本\u3000語", "می\u200cخواهم", "👩\u200d👧", "caf\u00e9\u00a0x", "-1", "1e-5"):
         assert inert(text) == inert_cell(text) == text
