@@ -148,6 +148,7 @@ def test_results_are_written_from_the_runs(copy, content):
     [
         ("settings.json", b"{", r"settings.json is damaged.*--out"),
         ("settings.json", b"[1]", r"settings.json is damaged"),
+        ("settings.json", b"[" * 100_000, r"settings.json is damaged"),
         ("data/fold1.json", b'{"fold": 1}', r"fold1.json is damaged.*--out"),
         ("runs/listnet/fold1-seed0/report.json", b"", r"report.json is damaged.*fold1-seed0 .*trained again"),
         ("runs/listnet/fold1-seed0/report.json", b"{}", r"report.json is damaged"),

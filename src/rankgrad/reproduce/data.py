@@ -19,7 +19,7 @@ from rankgrad.data.catalogue import CATALOGUE, SPLITS, Progress, recognise
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import is_text_folder, read_splits
 from rankgrad.data.prepare import prepare, set_aside
-from rankgrad.files import write_atomically
+from rankgrad.files import parsed_json, write_atomically
 from rankgrad.runs.folder import kept_split
 from rankgrad.training.config import Config, Data
 from rankgrad.training.data import ScaledSplits, load_splits, open_scaled, save_scaled
@@ -106,7 +106,7 @@ def open_fold(
         scaled_folder(_fold(folder, source, facts), facts["scaling"])
         write_atomically(file, json.dumps(facts, indent=2).encode())
     try:
-        return _fold(folder, source, json.loads(file.read_text()))
+        return _fold(folder, source, parsed_json(file.read_text()))
     except (ValueError, LookupError, TypeError):
         raise ValueError(
             f"{file} is damaged; expected what is known of a fold's lists, in JSON; put a copy of it back, or choose another --out"

@@ -32,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from rankgrad.checks import one_of, whole
 from rankgrad.errors import InterruptedRunError
-from rankgrad.files import locked, write_atomically
+from rankgrad.files import locked, parsed_json, write_atomically
 from rankgrad.inert import inert_line
 from rankgrad.reproduce.data import (
     Fold,
@@ -169,7 +169,7 @@ def _settled(out: Path, settings: dict[str, Any], held: contextlib.ExitStack) ->
 
 def _expect_same(file: Path, settings: dict[str, Any]) -> None:
     try:
-        found = json.loads(file.read_text())
+        found = parsed_json(file.read_text())
     except ValueError:
         found = None
     if not isinstance(found, dict):
