@@ -553,7 +553,7 @@ class NeuralRanker(BaseEstimator):
     def _config(self) -> Config:
         """The recipe with the parameters that were given, as a run's configuration, which says what they may be."""
         values = {name: _plain(value) for name, value in self.get_params(deep=False).items() if value is not None}
-        values["categorical"] = tuple(map(str, self.categorical or ()))
+        values["categorical"] = () if self.categorical is None else tuple(map(str, self.categorical))
         config = RECIPES[self._recipe()]()
         of_a_member = (
             ("lr", "dropout", "weight_decay") if config.members.count != 1 or values.get("members", 1) != 1 else ()
@@ -783,7 +783,7 @@ def _documents(
     `reset` notes the number and names of the features; `places` are the columns of categories, where they are known; y may be None.
     """
     rest, found = (X, {}) if is_sparse(X) else split_frame(X, ranker.categorical, places)
-    if is_sparse(X) and (places or ranker.categorical):
+    if is_sparse(X) and (places or (ranker.categorical is not None and len(ranker.categorical))):
         raise ValueError(
             "X is sparse and some of its columns are to be categories; expected numbers alone; give an array or a frame instead"
         )

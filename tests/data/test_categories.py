@@ -94,6 +94,23 @@ def test_columns_of_an_array_are_named_by_place(tmp_path):
     )
 
 
+def test_places_are_whole_numbers_of_any_type_and_names_may_look_like_patterns():
+    y, qid = labels_and_ids()
+    numbers = np.stack([np.random.default_rng(1).standard_normal(ROWS), np.arange(ROWS) % 5 + 100.0], 1)
+    for places in (np.array([1]), [np.int64(1)], (1,)):
+        assert list(NeuralRanker(categorical=places, **SMALL).fit(numbers, y, qid=qid).scaling_.levels) == [1]
+    frame = pd.DataFrame(numbers, columns=["price", "shop[1]"])
+    assert list(NeuralRanker(categorical=["shop[1]"], **SMALL).fit(frame, y, qid=qid).scaling_.levels) == [1]
+
+
+@pytest.mark.parametrize("given", [["shp_id"], ["brand*"], [2], [-1], [True], [None], "shop_id"], ids=str)
+def test_categories_that_are_no_column_are_refused(given):
+    y, qid = labels_and_ids()
+    frame = pd.DataFrame({"price": np.random.default_rng(1).standard_normal(ROWS), "shop_id": np.arange(ROWS) % 5})
+    with pytest.raises(ValueError, match="categorical .*expected"):
+        NeuralRanker(categorical=given, **SMALL).fit(frame, y, qid=qid)
+
+
 HOW = {
     "linear": {"model": "linear", "epochs": 2},
     "transformer": {"recipe": "small", "width": 8, "feedforward": 8, "epochs": 2},

@@ -116,8 +116,28 @@ def is_named(name: str, place: int, patterns: Sequence[str | int]) -> bool:
 
     >>> is_named("brand_id", 0, ["brand_*"]), is_named("price", 3, [3]), is_named("price", 3, ["brand_*"])
     (True, True, False)
+    >>> is_named("a[1]", 0, ["a[1]"])
+    True
     """
-    return any(place == one if isinstance(one, int) else fnmatchcase(name, one) for one in patterns)
+    return any(
+        name == one or fnmatchcase(name, one) if isinstance(one, str) else place == one and not isinstance(one, bool)
+        for one in patterns
+    )
+
+
+def expect_columns(names: Sequence[Any], categorical: Sequence[str | int]) -> None:
+    """Refuse names, patterns and places of categories that no column has: it would be taken for numbers without a word."""
+    if isinstance(categorical, str):
+        raise ValueError(
+            f"categorical is the text {categorical!r}; expected a list of names, patterns or places, such as [{categorical!r}]"
+        )
+    for one in categorical:
+        if not any(is_named(str(name), place, [one]) for place, name in enumerate(names)):
+            shown = ", ".join(repr(str(name)) for name in names[:12]) + (" and more" if len(names) > 12 else "")
+            raise ValueError(
+                f"categorical holds {one!r}, and no column of X is called so or has that place; expected one of {shown}, or a place "
+                f"from 0 to {len(names) - 1}"
+            )
 
 
 def is_category_type(kind: Any) -> bool:
@@ -151,11 +171,14 @@ def split_frame(
     - `places`: of all columns that are categories, where that is known already.
     """
     frame = is_frame(X)
+    named = () if categorical is None else categorical
     if not frame and not hasattr(X, "ndim"):
-        X = np.asarray(X, dtype=object) if categorical or places else X
+        X = np.asarray(X, dtype=object) if len(named) or places else X
     count = X.shape[1] if getattr(X, "ndim", 2) == 2 and hasattr(X, "shape") else 0
     names = frame_names(X) if frame else list(range(count))
-    chosen = [place for place in range(count) if _holds_categories(X, names, place, categorical, places)]
+    if places is None:
+        expect_columns(names, named)
+    chosen = [place for place in range(count) if _holds_categories(X, names, place, named, places)]
     if not chosen:
         return X, {}
     found = {place: encoded(_values(X, place)) for place in chosen}
@@ -200,12 +223,12 @@ def _holds_categories(
     X: Any,
     names: Sequence[Any],
     place: int,
-    categorical: Sequence[str | int] | None,
+    categorical: Sequence[str | int],
     places: Iterable[int] | None,
 ) -> bool:
     if places is not None:
         return place in places
-    if is_named(str(names[place]), place, categorical or ()):
+    if is_named(str(names[place]), place, categorical):
         return True
     if not is_frame(X):
         return False
