@@ -404,6 +404,24 @@ def test_words_where_numbers_were_learned_from_are_named():
         ranker.predict(frame.rename(columns={"b": "z"}).assign(z="x"), qid=qid)
 
 
+def test_na_among_objects_is_missing():
+    X, y, qid = documents()
+    X[::3, 1] = np.nan
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    ranker = NeuralRanker(**LINEAR).fit(frame, y, qid=qid)
+    scores = ranker.predict(frame, qid=qid)
+    objects = frame.assign(b=[pd.NA if np.isnan(one) else one for one in X[:, 1]])
+    assert objects["b"].dtype == object
+    for same in (objects, frame.astype("Float64"), frame.astype("Float64").to_numpy(dtype=object)):
+        again = NeuralRanker(**LINEAR).fit(same, y, qid=qid)
+        np.testing.assert_array_equal(again.predict(same, qid=qid), scores)
+        np.testing.assert_allclose(ranker.ranker_.score(same, np.unique(qid, return_counts=True)[1]), scores, atol=1e-6)
+    assert objects["b"].isna().sum() == np.isnan(X[:, 1]).sum()  # it is left as it was
+    assert objects["b"].iloc[0] is pd.NA
+    none = ranker.predict(frame.assign(b=np.nan), qid=qid)
+    np.testing.assert_array_equal(ranker.predict(frame.assign(b=pd.NA), qid=qid), none)
+
+
 # --- warm start -------------------------------------------------------------------------------------------------------
 
 

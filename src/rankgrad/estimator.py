@@ -797,9 +797,9 @@ def _documents(
             any_number = {"ensure_min_samples": 0, **NUMBERS}
             X, y = (check_array(X, **any_number), y) if y is None else check_X_y(X, y, y_numeric=True, **NUMBERS)
         elif y is None:
-            X = validate_data(ranker, X, reset=reset, ensure_min_samples=0, **NUMBERS)
+            X = validate_data(ranker, rest, reset=reset, ensure_min_samples=0, **NUMBERS)
         else:
-            X, y = validate_data(ranker, X, y, y_numeric=True, reset=reset, **NUMBERS)
+            X, y = validate_data(ranker, rest, y, y_numeric=True, reset=reset, **NUMBERS)
     except (TypeError, ValueError) as error:
         if "feature names" not in str(error):  # scikit-learn says which
             _blame_a_column(rest)

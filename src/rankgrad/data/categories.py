@@ -180,13 +180,26 @@ def split_frame(
         expect_columns(names, named)
     chosen = [place for place in range(count) if _holds_categories(X, names, place, named, places)]
     if not chosen:
-        return X, {}
+        return _without_na(X), {}
     found = {place: encoded(_values(X, place)) for place in chosen}
     rest = [place for place in range(count) if place not in found]
     if not frame:
-        return X[:, rest], found
+        return _without_na(X[:, rest]), found
     kept = [names[place] for place in rest]
-    return X.iloc[:, rest] if hasattr(X, "iloc") else X.select(kept), found
+    return _without_na(X.iloc[:, rest] if hasattr(X, "iloc") else X.select(kept)), found
+
+
+def _without_na(X: Any) -> Any:
+    """The same with NaN for NA of pandas, which numpy makes no number of, in arrays and columns of objects."""
+    if hasattr(X, "iloc"):
+        objects = [place for place, kind in enumerate(X.dtypes) if str(kind) == "object"]
+        for place in objects:
+            X = X.copy(deep=False) if place == objects[0] else X
+            X.isetitem(place, _without_na(X.iloc[:, place].to_numpy()))
+    elif isinstance(X, np.ndarray) and X.dtype.kind == "O":
+        is_na = np.array([type(value).__name__ == "NAType" for value in X.flat], bool).reshape(X.shape)
+        X = np.where(is_na, math.nan, X) if is_na.any() else X
+    return X
 
 
 def numbers_of(X: Any) -> np.ndarray:
