@@ -111,6 +111,15 @@ def test_categories_that_are_no_column_are_refused(given):
         NeuralRanker(categorical=given, **SMALL).fit(frame, y, qid=qid)
 
 
+def test_numbers_with_a_word_among_them_are_no_categories():
+    y, qid = labels_and_ids()
+    values = [*np.random.default_rng(1).standard_normal(ROWS - 1).tolist(), "unknown"]
+    frame = pd.DataFrame({"price": pd.Series(values, dtype=object)})
+    with pytest.raises(ValueError, match="column 'price'.*no numbers.*name it in categorical"):
+        NeuralRanker(**SMALL).fit(frame, y, qid=qid)
+    assert list(NeuralRanker(categorical=["price"], **SMALL).fit(frame, y, qid=qid).scaling_.levels) == [0]
+
+
 HOW = {
     "linear": {"model": "linear", "epochs": 2},
     "transformer": {"recipe": "small", "width": 8, "feedforward": 8, "epochs": 2},

@@ -247,8 +247,9 @@ def _holds_categories(
         return False
     kind = str(_kind(X, place)).lower()
     if kind == "object" or kind.startswith(("str", "large_str", "utf8")):
-        odd = [value for value in _values(X, place) if isinstance(value, str | bool)]
-        return (bool(odd) or kind != "object") and not look_like_numbers(map(str, odd))
+        values = [*_values(X, place)]
+        odd = kind != "object" or any(isinstance(value, str | bool) for value in values)
+        return odd and not look_like_numbers(text for text in map(text_of, values) if text)
     return is_category_type(kind)
 
 
