@@ -14,6 +14,7 @@ import joblib
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 import sklearn
 import torch
@@ -377,6 +378,26 @@ BAD_COLUMNS = {
     "spans of time": (lambda frame: frame.assign(c=pd.to_timedelta(range(len(frame)), "s")), "column 'c'.*timedelta64"),
     "lists": (lambda frame: frame.assign(c=[[1, 2]] * len(frame)), "column 'c'.*object"),
     "complex numbers": (lambda frame: frame.assign(c=1j), "column 'c'.*complex"),
+    "dates alone": (
+        lambda frame: pd.DataFrame({"c": pd.date_range("2020", periods=len(frame))}),
+        "column 'c'.*datetime64",
+    ),
+    "dates with a zone": (
+        lambda frame: frame.assign(c=pd.date_range("2020", periods=len(frame), tz="UTC")),
+        "column 'c'.*datetime64",
+    ),
+    "dates of Python": (
+        lambda frame: frame.assign(c=pd.date_range("2020", periods=len(frame)).date),
+        "column 'c'.*object",
+    ),
+    "dates of polars": (
+        lambda frame: pl.DataFrame(frame.assign(c=pd.date_range("2020", periods=len(frame)))),
+        "column 'c'.*Datetime",
+    ),
+    "dates of pyarrow": (
+        lambda frame: pa.Table.from_pandas(frame.assign(c=pd.date_range("2020", periods=len(frame)))),
+        "column 'c'.*timestamp",
+    ),
     "lists of polars": (lambda frame: pl.DataFrame(frame).with_columns(c=pl.lit([1, 2])), "column 'c'.*List"),
     "an array of objects": (
         lambda frame: np.where([[0, 0, 1, 0]], "x", frame.to_numpy(dtype=object)),

@@ -31,7 +31,7 @@ except ImportError as error:
 
 from rankgrad.checks import one_of, whole
 from rankgrad.data.batches import batches
-from rankgrad.data.categories import Levels, frame_names, is_frame, split_frame, with_codes
+from rankgrad.data.categories import Levels, blame_a_column, frame_names, is_frame, split_frame, with_codes
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.feature_rows import Features
 from rankgrad.data.grouping import (
@@ -802,7 +802,7 @@ def _documents(
             X, y = validate_data(ranker, rest, y, y_numeric=True, reset=reset, **NUMBERS)
     except (TypeError, ValueError) as error:
         if "feature names" not in str(error):  # scikit-learn says which
-            _blame_a_column(rest)
+            blame_a_column(rest)
         raise
     X = as_sparse_rows(X) if is_sparse(X) else as_float32(X, ranker._names())
     levels = {place: texts for place, (_, texts) in found.items()}
@@ -814,30 +814,6 @@ def _documents(
         row = int(np.argmax(y < 0))
         raise ValueError(f"y[{row}] is {y[row]}; expected grades of relevance, 0 or above; shift or map your labels")
     return X, y, levels
-
-
-def _blame_a_column(X: Any) -> None:
-    """Say which column of a frame, or of an array of objects, holds no numbers, where one does."""
-    if is_frame(X):
-        columns = [(f"column {name!r}", X[name]) for name in frame_names(X)]
-    elif isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind == "O":
-        columns = [(f"column {place}", X[:, place]) for place in range(X.shape[1])]
-    else:
-        return
-    for name, column in columns:
-        try:
-            values = np.asarray(column)
-            good = values.dtype.kind not in "mMc"
-            values.astype(np.float64) if good else None
-        except TypeError:  # of what is no text either: numpy's own words are what scikit-learn expects
-            continue
-        except ValueError:
-            good = False
-        if not good and np.ndim(column) == 1:
-            raise ValueError(
-                f"{name} of X holds {getattr(column, 'dtype', 'other')} values that are no numbers; expected numbers, NaN where one is "
-                "missing; turn it into numbers, name it in categorical, or leave it out"
-            ) from None
 
 
 def _own_queries(X: Any, qid: Any, group: Any, features: Sequence[str] = ()) -> tuple[Any, Any]:

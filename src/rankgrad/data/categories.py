@@ -179,14 +179,16 @@ def split_frame(
     if places is None:
         expect_columns(names, named)
     chosen = [place for place in range(count) if _holds_categories(X, names, place, named, places)]
-    if not chosen:
-        return _without_na(X), {}
     found = {place: encoded(_values(X, place)) for place in chosen}
-    rest = [place for place in range(count) if place not in found]
-    if not frame:
-        return _without_na(X[:, rest]), found
-    kept = [names[place] for place in rest]
-    return _without_na(X.iloc[:, rest] if hasattr(X, "iloc") else X.select(kept)), found
+    if chosen:
+        rest = [place for place in range(count) if place not in found]
+        if hasattr(X, "iloc"):
+            X = X.iloc[:, rest]
+        else:
+            X = X.select([names[place] for place in rest]) if frame else X[:, rest]
+    if frame:
+        _expect_no_times(X)
+    return _without_na(X), found
 
 
 def _without_na(X: Any) -> Any:
@@ -200,6 +202,42 @@ def _without_na(X: Any) -> Any:
         is_na = np.array([type(value).__name__ == "NAType" for value in X.flat], bool).reshape(X.shape)
         X = np.where(is_na, math.nan, X) if is_na.any() else X
     return X
+
+
+def blame_a_column(X: Any) -> None:
+    """Say which column of a frame, or of an array of objects, holds no numbers, where one does."""
+    frame = is_frame(X)
+    if frame:
+        columns = [(f"column {name!r}", X[name]) for name in frame_names(X)]
+    elif isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind == "O":
+        columns = [(f"column {place}", X[:, place]) for place in range(X.shape[1])]
+    else:
+        return
+    for name, column in columns:
+        try:
+            values = np.asarray(column)
+            good = values.dtype.kind not in "mMc"
+            values.astype(np.float64) if good else None
+        except TypeError:  # of what is no text either: of arrays scikit-learn expects numpy's own words
+            good = not frame
+        except ValueError:
+            good = False
+        if not good and np.ndim(column) == 1:
+            raise _no_numbers(name, getattr(column, "dtype", getattr(column, "type", "other"))) from None
+
+
+def _expect_no_times(X: Any) -> None:
+    """Refuse columns of dates, times and spans of time, which numpy takes for numbers of micro- or nanoseconds."""
+    for place, name in enumerate(frame_names(X)):
+        if str(_kind(X, place)).lower().startswith(("date", "time", "duration")):
+            raise _no_numbers(f"column {name!r}", _kind(X, place))
+
+
+def _no_numbers(name: str, kind: Any) -> ValueError:
+    return ValueError(
+        f"{name} of X holds {kind} values that are no numbers; expected numbers, NaN where one is missing; turn it into numbers, name "
+        "it in categorical, or leave it out"
+    )
 
 
 def numbers_of(X: Any) -> np.ndarray:
