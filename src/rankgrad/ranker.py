@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from rankgrad import __version__
-from rankgrad.data.categories import Levels, frame_names, is_frame, numbers_of, split_frame, with_codes
+from rankgrad.data.categories import (
+    Levels,
+    blame_a_column,
+    frame_names,
+    is_frame,
+    numbers_of,
+    split_frame,
+    with_codes,
+)
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.feature_rows import Features
 from rankgrad.data.grouping import as_float32, as_sparse_rows
@@ -77,8 +85,9 @@ class Ranker:
     def score(self, features: Any, sizes: Any = None) -> np.ndarray:
         """Scores [N] float32 of documents [N, F]; `sizes` says how many rows each list has, None: all are one list.
 
-        They are an array, a sparse matrix of scipy, or a frame of pandas, polars or pyarrow, whose columns are taken by name where it
-        has all of them. NaN is a missing value, categories are given as they were in training, and infinity is refused.
+        They are an array, a sparse matrix of scipy, or a frame of pandas, polars or pyarrow, whose columns are taken by name, unless
+        none of them has the name of a feature. NaN is a missing value, categories are given as they were in training, and infinity is
+        refused.
         """
         rows, levels = self._documents(features)
         lengths = np.array([len(rows)]) if sizes is None else np.asarray(sizes)
@@ -96,8 +105,8 @@ class Ranker:
 
     def _documents(self, features: Any) -> tuple[Features, Levels]:
         """Documents [N, F] as float32, and the levels of their categories."""
-        if is_frame(features) and self.names is not None and set(self.names) <= set(frame_names(features)):
-            features = features.select(list(self.names)) if hasattr(features, "select") else features[list(self.names)]
+        if is_frame(features) and self.names is not None:
+            features = self._named(features)
         if is_sparse(features):
             if self.scaling.levels:
                 raise ValueError(
@@ -106,11 +115,28 @@ class Ranker:
             _expect_shape(features.shape, self.features)
             return as_sparse_rows(features, self.names), {}
         rest, found = split_frame(features, None, self.scaling.levels)
-        rows = with_codes(numbers_of(rest), found) if found else numbers_of(rest)
+        try:
+            rows = with_codes(numbers_of(rest), found) if found else numbers_of(rest)
+        except (TypeError, ValueError):
+            blame_a_column(rest)
+            raise
         levels = {column: texts for column, (_, texts) in found.items()}
         _expect_shape(rows.shape, self.features)
         rows = as_float32(rows if rows.dtype.kind == "f" else rows.astype(np.float32), self.names)
         return rows, levels
+
+    def _named(self, frame: Any) -> Any:
+        """The columns of a frame that are features, where it has any of their names; it must then have all."""
+        wanted, given = list(self.names or ()), set(frame_names(frame))
+        missing = [name for name in wanted if name not in given]
+        if len(missing) == len(wanted):
+            return frame
+        if missing:
+            raise ValueError(
+                f"features have no column {missing[0]!r}, which the model was trained on; expected {', '.join(map(repr, wanted[:12]))}"
+                f"{' and more' if len(wanted) > 12 else ''}; add it, filled with NaN if it is missing"
+            )
+        return frame.select(wanted) if hasattr(frame, "select") else frame[wanted]
 
     def score_lists(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""

@@ -120,6 +120,23 @@ def test_numbers_with_a_word_among_them_are_no_categories():
     assert list(NeuralRanker(categorical=["price"], **SMALL).fit(frame, y, qid=qid).scaling_.levels) == [0]
 
 
+@pytest.mark.parametrize(
+    "make", [lambda f: f, lambda f: pytest.importorskip("polars").DataFrame(f), pa.Table.from_pandas]
+)
+def test_a_ranker_names_the_column_that_is_not_there_or_holds_words(make):
+    y, qid = labels_and_ids()
+    x = np.random.default_rng(1).standard_normal((ROWS, 2))
+    frame = pd.DataFrame({"price": x[:, 0], "shop": BRANDS.astype(object), "clicks": x[:, 1]})
+    ranker = NeuralRanker(**SMALL).fit(frame, y, qid=qid).ranker_
+    scores = ranker.score(frame)
+    np.testing.assert_array_equal(ranker.score(make(frame[["clicks", "shop", "price"]].assign(more=1))), scores)
+    for renamed in (frame.drop(columns="clicks"), frame.rename(columns={"clicks": "click"})):
+        with pytest.raises(ValueError, match="no column 'clicks'.*expected 'price', 'shop', 'clicks'"):
+            ranker.score(make(renamed))
+    with pytest.raises(ValueError, match="column 'clicks'.*no numbers"):
+        ranker.score(make(frame.assign(clicks="many")))
+
+
 HOW = {
     "linear": {"model": "linear", "epochs": 2},
     "transformer": {"recipe": "small", "width": 8, "feedforward": 8, "epochs": 2},
