@@ -117,6 +117,11 @@ def test_what_is_to_be_ignored_and_is_not_there_is_said():
         read_table(table(), ignore=["ulr"])
 
 
+def test_categories_that_are_not_there_are_said():
+    with pytest.warns(UserWarning, match="no column 'shp' of categories.*'bm25'"):
+        read_table(table(), categorical=["shp"])
+
+
 def test_a_stored_index_is_left_out_and_named(tmp_path, caplog):
     pytest.importorskip("pandas")
     frame = table().to_pandas().set_index(np.arange(ROWS) ** 2)

@@ -1,5 +1,7 @@
 """From what a person names as data to lists."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -184,12 +186,22 @@ def test_tables_may_call_their_columns_otherwise(tmp_path):
         read_splits(folder)
 
 
-@pytest.mark.parametrize("key", ["weight", "document_weight", "ignore"])
+@pytest.mark.parametrize("key", ["weight", "document_weight", "ignore", "categorical"])
 def test_columns_of_text_are_refused(key, tmp_path):
     (tmp_path / "lists.txt").write_text("1 qid:1 1:2\n0 qid:1 1:3\n")
-    columns = Columns(**{key: ("w",) if key == "ignore" else "w"})
+    columns = Columns(**{key: "w" if "weight" in key else ("w",)})
     with pytest.raises(ValueError, match=f"data.{key} names columns of tables"):
         read_splits(str(tmp_path / "lists.txt"), columns=columns)
     RankingDataset([[1.0], [2.0]], [0, 1], [0, 2], [7]).save(tmp_path / "saved")
     if key != "ignore":
         assert len(read_splits(str(tmp_path / "saved"), columns=columns)["train"]) == 1  # it has weights or none
+
+
+def test_categories_of_a_prepared_folder_are_those_it_was_prepared_with(tmp_path):
+    saved = RankingDataset([[1.0, 0], [2.0, 0]], [0, 1], [0, 2], [7], ("shop", "brand"), categories={1: ("acme",)})
+    saved.save(tmp_path / "saved")
+    with pytest.warns(UserWarning, match="'shop' of categories.*rankgrad prepare"):
+        read_splits(str(tmp_path / "saved"), columns=Columns(categorical=("shop",)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_splits(str(tmp_path / "saved"), columns=Columns(categorical=("bra*",)))

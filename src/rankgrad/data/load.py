@@ -8,6 +8,7 @@ a folder                    of text files train, vali, test (any layout the cata
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.folder import MANIFEST, SUMMARY, read_manifest
 from rankgrad.data.svmlight.reader import read_svmlight
 from rankgrad.data.synthetic import SIZES, synthetic
+from rankgrad.data.tables.columns import matches
 from rankgrad.data.tables.files import is_table, table_files
 from rankgrad.data.tables.reader import read_table
 from rankgrad.files import refuse_links
@@ -93,8 +95,9 @@ def read_splits(
     >>> {split: len(data) for split, data in read_splits("synthetic:tiny").items()}
     {'train': 30, 'vali': 10, 'test': 10}
     """
-    for key in ("features", "ignore", "weight", "document_weight"):
-        if getattr(columns, key) and not ("weight" in key and _saved_in(Path(source))):  # which holds its weights
+    for key in ("features", "ignore", "weight", "document_weight", "categorical"):
+        kept = key not in ("features", "ignore") and _saved_in(Path(source))  # which holds weights and categories
+        if getattr(columns, key) and not kept:
             _expect_tables(source, key)
     if Path(source).is_file():
         return {"train": _read_file(Path(source), None, None, progress, columns)}
@@ -106,6 +109,13 @@ def read_splits(
     first = found["train"]()
     if first.feature_names is not None:  # the others hold categories where it does, whatever their types
         known = tuple(first.feature_names[column] for column in first.categories)
+        for pattern in columns.categorical if _saved_in(Path(source)) else ():
+            if not any(matches(name, [pattern]) for name in known):
+                warnings.warn(
+                    f"{source} was prepared with no column {pattern!r} of categories; expected that of data.categorical; give it to "
+                    "rankgrad prepare",
+                    stacklevel=2,
+                )
         found = _splits_of(source, columns=columns._replace(categorical=known, by_type=False)) or found
     splits = {split: first if split == "train" else read() for split, read in found.items()}
     for split, data in splits.items():

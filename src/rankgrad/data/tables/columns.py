@@ -52,13 +52,13 @@ def choose_columns(columns: Sequence[str], chosen: Sequence[str], ignored: Seque
     return [name for name in names if not matches(name, ignored)]
 
 
-def warn_of_unused(tables: Sequence[Table], ignored: Sequence[str]) -> None:
-    """Say which names and patterns to ignore are those of no column."""
+def warn_of_unused(tables: Sequence[Table], patterns: Sequence[str], purpose: str) -> None:
+    """Say which names and patterns, given for this purpose, are those of no column."""
     columns = [name for table in tables for name in table.arrow.column_names]
-    for pattern in ignored:
+    for pattern in patterns:
         if not any(matches(name, [pattern]) for name in columns):
             warnings.warn(
-                f"{tables[0].name} has no column {pattern!r} to ignore; its columns are {listing(columns)}",
+                f"{tables[0].name} has no column {pattern!r} {purpose}; its columns are {listing(columns)}",
                 stacklevel=4,
             )
 

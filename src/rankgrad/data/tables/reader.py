@@ -113,7 +113,9 @@ def read_table(
             del roles["document"]
             document = None
     names = _feature_names(tables, roles, features, ignore)
-    warn_of_unused(tables, ignore)
+    warn_of_unused(tables, ignore, "to ignore")
+    if by_type:  # else it is known which columns are categories
+        warn_of_unused(tables, categorical, "of categories")
     warn_of_ids(tables, names, [*roles.values(), *(features or ())])
     total = sum(table.arrow.num_rows for table in tables)
     if total == 0:
