@@ -897,6 +897,7 @@ def test_documents_may_have_weights():
         (weight[:-1], "each of the"),
         (-1 - weight, "negative"),
         (np.full(len(y), np.nan), "non-finite"),
+        (np.zeros(len(y)), "every document has weight 0"),
     ):
         with pytest.raises(ValueError, match=message):
             make().fit(X, y, qid=qid, document_weight=bad)

@@ -123,6 +123,8 @@ def load_splits(config: Config, form: ListsLike | None = None) -> ScaledSplits:
 
 def without_zero_weights(data: RankingDataset) -> RankingDataset:
     """The queries that weigh anything."""
+    if data.document_weights is not None and not data.document_weights.any():
+        raise ValueError("every document has weight 0; expected a weight above 0 somewhere; correct the weights")
     if data.weights is None or data.weights.all():
         return data
     if not data.weights.any():
