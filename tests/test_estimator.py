@@ -677,6 +677,18 @@ def test_a_pickle_holds_no_torch_object_and_no_class_but_its_own():
     assert set(named) <= {"rankgrad", "numpy", "copyreg", "builtins"} and named.count("rankgrad") == 1
 
 
+def test_a_pickle_from_before_a_parameter_came_predicts_the_same():
+    X, y, qid = documents()
+    ranker = NeuralRanker(**SMALL).fit(X, y, qid=qid)
+    state = ranker.__getstate__()
+    for name in ("categorical", "n_jobs", "label_gain", "warm_start"):
+        del state[name]
+    again = NeuralRanker.__new__(NeuralRanker)
+    again.__setstate__(state)
+    assert again.get_params() == ranker.get_params()
+    assert np.array_equal(again.predict(X, qid=qid), ranker.predict(X, qid=qid))
+
+
 def test_an_unfitted_ranker_can_be_pickled_and_an_extra_attribute_survives():
     assert pickle.loads(pickle.dumps(NeuralRanker(epochs=7))).get_params()["epochs"] == 7
     with sklearn.config_context(enable_metadata_routing=True):

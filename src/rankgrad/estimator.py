@@ -536,7 +536,8 @@ class NeuralRanker(BaseEstimator):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
+        known = inspect.signature(NeuralRanker).parameters
+        state = {name: parameter.default for name, parameter in known.items()} | dict(state)  # a pickle may be older
         if "ranker_" in state:
             own = _own_model(state["model"])  # pickled beside it
             state["ranker_"] = Ranker.restore(*unpack(state["ranker_"], "the pickled ranker"), "cpu", own=own)
