@@ -63,7 +63,7 @@ from rankgrad.training.build import (
     takes_gain,
     validate,
 )
-from rankgrad.training.config import RECIPES, Config, dumps, replaced
+from rankgrad.training.config import ARRAYS, RECIPES, Config, dumps, replaced
 from rankgrad.training.data import hold_out, scaled
 from rankgrad.training.evaluate import can_choose, expect_gains, expect_grades, mean, measure, metric_that_chooses
 from rankgrad.training.loop import Epoch, Step, train
@@ -560,7 +560,7 @@ class NeuralRanker(BaseEstimator):
             ("lr", "dropout", "weight_decay") if config.members.count != 1 or values.get("members", 1) != 1 else ()
         )
         ranges = {name: (values[name], values[name]) for name in of_a_member if name in values}  # one value for all
-        values |= {"seed": self._seed(), "path": "arrays given to NeuralRanker.fit", "threads": self._jobs()}
+        values |= {"seed": self._seed(), "path": ARRAYS, "threads": self._jobs()}
         own, metric = self._own_model(), self._own_metric()
         if own is not None:
             expect_network(own, {})

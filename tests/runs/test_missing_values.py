@@ -1,6 +1,7 @@
 """A missing value means the same through every door: arrays, frames, tables and text; in training and prediction; as before in old runs."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,7 @@ from rankgrad.training.build import make_scorer
 from rankgrad.training.config import Config, Data, Loss, Members, Model, Train, dumps, loads, replaced
 from rankgrad.training.data import columns_of
 
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "b0f1ce3"
 NAMES = ("bm25", "age", "price")
 EPOCHS = 3
 CONFIGS = {
@@ -179,6 +181,24 @@ def test_empty_cells_stay_zero_for_runs_that_learned_so(trained, tmp_path):
         np.testing.assert_array_equal(run.score(run.read(str(place / ending))), expected)
     assert rankgrad.load(tmp_path / "old").config.data.missing == "all_zero"
     assert loads(dumps(run.config), of_run=True) == run.config and loads(text).data.missing == "zero"
+
+
+@pytest.mark.filterwarnings("ignore:.*train.compile no longer exists")
+def test_empty_cells_are_missing_to_an_estimator_of_any_age(tmp_path):
+    """NaN was its mean then, as it is to `predict`; that readers of tables gave 0 it has never seen."""
+    file = FIXTURE / "ranker.safetensors"
+    ranker = NeuralRanker.load(file)
+    x = np.random.default_rng(0).standard_normal((12, ranker.n_features_in_)).astype(np.float32)
+    x[::2, :2] = np.nan
+    qid = np.repeat([1, 2], 6)
+    names = getattr(ranker, "feature_names_in_", [f"f{number}" for number in range(x.shape[1])])
+    frame = pd.DataFrame(x, columns=names)
+    expected = ranker.predict(frame if hasattr(ranker, "feature_names_in_") else x, qid=qid)
+    run = Run.open(file, "cpu")
+    for ending in ("csv", "parquet"):
+        getattr(frame.assign(qid=qid), f"to_{ending}")(tmp_path / f"lists.{ending}", index=False)
+        lists = run.read(str(tmp_path / f"lists.{ending}"), labelled=False)
+        np.testing.assert_allclose(run.score(lists), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_truth_values_stay_numbers_for_runs_that_learned_so(tmp_path):

@@ -26,6 +26,7 @@ from rankgrad.checks import positive
 Option = bool | int | float | str | tuple[float, ...]
 
 TREES = ("lightgbm", "xgboost", "catboost")  # kinds of model that other libraries grow
+ARRAYS = "arrays given to NeuralRanker.fit"  # data.path of an estimator
 NATIVE = "native"  # loss.name of trees: the library's own objective; native:NAME is another one of its own
 
 # Keys that configurations had once. Runs written with them still open: they are left out, with a warning.
@@ -195,7 +196,7 @@ def loads(text: str, source: str = "the configuration", *, of_run: bool = False)
     r"""A Config from TOML; every key must be known and of its type.
 
     `of_run`: the text was written by a run or a saved ranker, perhaps long ago: keys that are gone are left out, with a
-    warning, and empty cells of tables are 0 unless it says what is missing.
+    warning, and empty cells of tables are 0 unless it says what is missing, or was written by an estimator.
 
     >>> loads("[train]\nepoch = 8")
     Traceback (most recent call last):
@@ -206,7 +207,8 @@ def loads(text: str, source: str = "the configuration", *, of_run: bool = False)
     if of_run:
         _leave_out_gone(table, source)
         if isinstance(table.setdefault("data", {}), dict):
-            table["data"].setdefault("missing", "all_zero")  # as all readers had it then
+            # As all readers had it then; NaN of arrays has always been missing.
+            table["data"].setdefault("missing", "zero" if table["data"].get("path") == ARRAYS else "all_zero")
     try:
         return _build(Config, table, "", source)
     except RecursionError:  # in a value that a message would show
