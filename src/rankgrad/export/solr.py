@@ -35,9 +35,12 @@ def solr_model(ranker: Ranker, name: str) -> dict[str, Any]:
     if model.inputs != "features":
         raise _refused("inputs relative to the list", "features of one document")
     if scaling.levels:
-        raise _refused("categories", "numbers")
+        raise _refused("categories", "numbers", "train without those columns: --set data.ignore=")
     if len(scaling.indicators):
-        raise _refused("indicators of missing values", "features that were never missing in training")
+        never = "features that were never missing in training"
+        raise _refused(
+            "indicators of missing values", never, "fill them with the defaults that Solr has, and train on that"
+        )
     p = scaling.arrays
     if scaling.kind == "quantile" or (p["curve"] != AS_IS).any() or (p["limit"] < MAX_FLOAT32).any():
         raise _refused(f"the scaling {scaling.kind!r} of this run", "standard or none")
@@ -89,8 +92,8 @@ def _weights(layer: nn.Linear) -> tuple[np.ndarray, np.ndarray]:
     return tuple(p.detach().cpu().double().numpy() for p in (layer.weight, layer.bias))  # type: ignore[return-value]
 
 
-def _refused(found: str, expected: str) -> ValueError:
-    return ValueError(
-        f"Solr's NeuralNetworkModel cannot express {found}; expected {expected}; distil the run first: "
-        "rankgrad distil RUN DATA --into mlp:64,32 --set data.scaling=standard"
-    )
+DISTIL = "distil the run first: rankgrad distil RUN DATA --into mlp:64,32 --set data.scaling=standard"
+
+
+def _refused(found: str, expected: str, remedy: str = DISTIL) -> ValueError:
+    return ValueError(f"Solr's NeuralNetworkModel cannot express {found}; expected {expected}; {remedy}")
