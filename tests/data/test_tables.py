@@ -451,3 +451,23 @@ def test_texts_of_any_encoding_are_read(tmp_path, monkeypatch):
     for encoding in ("PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"):
         pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, column_encoding={"qid": encoding})
         assert read_table(tmp_path / "a.parquet").query_ids.tolist() == ["one"]
+
+
+def test_categories_of_numbers_are_categories_in_parquet_too(tmp_path):
+    frame = pd.DataFrame({"qid": [1, 1, 2], "label": [0, 1, 0], "shop": [30, 7, 30], "price": [1, 2, 3]})
+    frame.astype({"shop": "category"}).to_parquet(tmp_path / "shops.parquet")
+    assert read_table(tmp_path / "shops.parquet").categories == {0: ("30", "7")}
+    frame.to_parquet(tmp_path / "numbers.parquet")
+    assert read_table(tmp_path / "numbers.parquet").categories == {}
+    table = pq.read_table(tmp_path / "shops.parquet")
+    for note in (
+        b"[",
+        b"[]",
+        b"{}",
+        b'{"columns": [1]}',
+        b'{"columns": [{}]}',
+        b'{"columns": 1}',
+        b"[" * 10**5,
+        b"\xff",
+    ):
+        assert read_table(table.replace_schema_metadata({"pandas": note})).categories == {}

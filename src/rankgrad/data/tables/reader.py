@@ -319,8 +319,17 @@ def holds_categories(table: Table, name: str) -> bool:
     if pyarrow.types.is_dictionary(column.type) or pyarrow.types.is_boolean(column.type):
         return True
     if not is_text(column.type):
-        return False
+        return name in _noted_categories(table.arrow.schema)
     return not look_like_numbers(text for text in plain(column).unique().drop_null().to_pylist() if text)
+
+
+def _noted_categories(schema: Any) -> list[str]:
+    """Columns of numbers that were categories to pandas: Parquet does not keep them as such, and pandas notes them beside the table."""
+    try:
+        columns = schema.pandas_metadata["columns"]
+        return [noted["field_name"] for noted in columns if noted["pandas_type"] == "categorical"]
+    except (LookupError, TypeError, ValueError, RecursionError):  # there is no note, or another's
+        return []
 
 
 def category_codes(table: Table, name: str, coder: Coder) -> np.ndarray:
