@@ -271,7 +271,7 @@ def _hint(name: str, own: Sequence[str], role: str | None) -> str:
 
 def _named_columns(table: Table) -> list[str]:
     """All columns except those in which pandas stores the index of a frame."""
-    stored = (table.arrow.schema.pandas_metadata or {}).get("index_columns", [])
+    stored = _noted(table.arrow.schema, "index_columns")
     names = table.arrow.column_names
     return [name for name in names if name not in stored and not name.startswith("__index_level_")]
 
@@ -324,12 +324,18 @@ def holds_categories(table: Table, name: str) -> bool:
 
 
 def _noted_categories(schema: Any) -> list[str]:
-    """Columns of numbers that were categories to pandas: Parquet does not keep them as such, and pandas notes them beside the table."""
+    """Columns of numbers that were categories to pandas, which Parquet does not keep as such."""
+    columns = [noted for noted in _noted(schema, "columns") if isinstance(noted, dict)]
+    return [noted.get("field_name", "") for noted in columns if noted.get("pandas_type") == "categorical"]
+
+
+def _noted(schema: Any, key: str) -> list[Any]:
+    """What pandas has noted beside a table; nothing where there is no such note, or one that pandas would not write."""
     try:
-        columns = schema.pandas_metadata["columns"]
-        return [noted["field_name"] for noted in columns if noted["pandas_type"] == "categorical"]
-    except (LookupError, TypeError, ValueError, RecursionError):  # there is no note, or another's
-        return []
+        found = schema.pandas_metadata[key]
+    except (LookupError, TypeError, ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, list) else []
 
 
 def category_codes(table: Table, name: str, coder: Coder) -> np.ndarray:
