@@ -147,7 +147,7 @@ class Train:
     nonfinite: str = "stop"  # stop, skip: what to do after refusing a step whose loss or gradient is not finite
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
     precision: str = "float32"  # float32, tf32, bf16
-    threads: int = 0  # of the CPU; 0: as many as a step is worth, written down with the data; of members as many as pay at the moment
+    threads: int = 0  # of the CPU; 0: as many as pay at the moment, or as a step is worth, which is then written down
     tensorboard: bool = False  # write the curves for TensorBoard too
     metrics: tuple[str, ...] = ("ndcg@5", "ndcg@10", "map", "mrr")  # of the report
     resident: bool | str = "auto"  # auto, true, false: the train split in the device's memory
