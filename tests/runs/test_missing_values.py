@@ -14,11 +14,13 @@ import torch
 
 import rankgrad
 from rankgrad import NeuralRanker
+from rankgrad.cli.rank import rank
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import read_splits
 from rankgrad.data.scaling import fit_scaling
 from rankgrad.metrics import ndcg
 from rankgrad.ranker import Ranker
+from rankgrad.runs.compare import evaluate_runs
 from rankgrad.runs.ensemble import Ensemble
 from rankgrad.runs.folder import read_config, rewrite_config
 from rankgrad.runs.run import Run, train_run
@@ -121,6 +123,27 @@ def test_every_door_trains_and_scores_the_same(trained):
         loaded = rankgrad.load(folder, "cpu")
         np.testing.assert_allclose(loaded.score(x, sizes=[6] * 5), expected, atol=1e-6)
         np.testing.assert_allclose(loaded.score(x[:6]), expected[:6], atol=1e-6)
+
+
+def test_one_ranker_reads_every_kind_of_file(trained, tmp_path):
+    """Text is read as the run's lists were, unless it is said how it is written."""
+    place, runs, ranker = trained
+    x, _, qid = documents(5, 3)
+    ranker.save(tmp_path / "r.safetensors")
+    expected = ranker.predict(x, qid=qid)
+    text = str(place / "txt" / "test.txt")
+    for source in (tmp_path / "r.safetensors", runs["parquet"], runs["csv"]):
+        rank([source], text, str(tmp_path / "scores.txt"), settings=["data.missing=nan"], overwrite=True)
+        np.testing.assert_allclose(np.loadtxt(tmp_path / "scores.txt"), expected, atol=1e-6)
+        with pytest.raises(ValueError, match=r"nan.*--set data.missing"):
+            rank([source], text, str(tmp_path / "scores.txt"), overwrite=True)
+        found = [evaluate_runs([source], text, "test", ["ndcg@5"], settings=["data.missing=nan"])]
+        found.append(evaluate_runs([runs["txt"]], text, "test", ["ndcg@5"]))
+        assert len({str(one["metrics"]) for one in found}) == 1
+    one = Run.open(runs["parquet"], "cpu")
+    for wrong in ("data.missing=none", "data.ignore=['age']", "train.epochs=3"):
+        with pytest.raises(ValueError, match=r"data.missing must be one of|is not about how lists are read"):
+            one.read(text, settings=[wrong])
 
 
 class _quiet:  # noqa: N801

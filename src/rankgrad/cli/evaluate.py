@@ -9,6 +9,7 @@ from rankgrad.cli.options import (
     DataSource,
     Json,
     Networks,
+    ReadingSettings,
     RunFolders,
     Split,
     Threads,
@@ -40,12 +41,7 @@ def evaluate(
     ] = None,
     name: Annotated[str, typer.Option(help="Who gave them. [the name of FILE]")] = "",
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where they are kept. [runs/NAME]")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="data.KEY=VALUE", help="With --scores: what DATA calls its columns, or its fold."
-        ),
-    ] = None,
+    settings: ReadingSettings = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace scores that FOLDER holds.")] = False,
     model: Networks = None,
     threads: Threads = None,
@@ -76,11 +72,10 @@ def evaluate(
         )
         show(found, describe_evaluation, as_json=as_json)
         return
-    if name or out or settings or overwrite:
-        raise ValueError(
-            "--name, --out, --set and --overwrite are for scores from elsewhere; expected --scores FILE too"
-        )
+    if name or out or overwrite:
+        raise ValueError("--name, --out and --overwrite are for scores from elsewhere; expected --scores FILE too")
     expect_runs_and_data(runs, data, "measure them on")
     limit_threads(threads)
     networks = [import_network(of) for of in model or ()]
-    show(evaluate_runs(runs, data, split, metric or (), networks), describe_evaluation, as_json=as_json)
+    found = evaluate_runs(runs, data, split, metric or (), networks, settings or ())
+    show(found, describe_evaluation, as_json=as_json)

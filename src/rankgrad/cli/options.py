@@ -23,6 +23,14 @@ Split = Annotated[str, typer.Option(help="Which split, where DATA has splits; al
 Threads = Annotated[
     int | None, typer.Option(metavar="NUMBER", help="CPU threads. [as many as the work is worth, at most all cores]")
 ]
+ReadingSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="data.KEY=VALUE",
+        help="How DATA is read, where it is otherwise than in training: data.missing=nan.",
+    ),
+]
 RunFolders = Annotated[
     list[Path],
     typer.Argument(

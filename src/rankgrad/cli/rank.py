@@ -10,6 +10,7 @@ from rankgrad.cli.options import (
     DataSource,
     Networks,
     Overwrite,
+    ReadingSettings,
     RunFolders,
     Split,
     Threads,
@@ -23,6 +24,7 @@ EXAMPLES = examples(
     "rankgrad rank runs/first data/ --split vali --format trec --out first.run",
     "rankgrad rank runs/first runs/second data/test.txt --out together.txt",
     "rankgrad rank runs/first new.parquet --document url --format csv",
+    "rankgrad rank runs/first new.txt --set data.missing=nan",
 )
 
 
@@ -39,6 +41,7 @@ def rank(
     threads: Threads = None,
     overwrite: Overwrite = False,
     model: Networks = None,
+    settings: ReadingSettings = None,
 ) -> None:
     """Score every document of DATA with a run, or several.
 
@@ -65,7 +68,7 @@ def rank(
         raise ValueError(f"{file.parent} is not a folder; expected one to write {file.name} into; make it first")
     ensemble = Ensemble.open(runs, [import_network(name) for name in model or ()])
     ranker = ensemble if len(runs) > 1 else ensemble.runs[0]
-    lists = ranker.read(data, split=split, labelled=False, document=document)
+    lists = ranker.read(data, split=split, labelled=False, document=document, settings=settings or ())
     tag = f"ensemble-of-{len(runs)}" if len(runs) > 1 else runs[0].resolve().name
     lines = FORMATS[form](lists, ranker.score(lists), tag)
     if file is None:

@@ -25,15 +25,20 @@ ROUNDS = 2_000  # of the bootstrap: an interval's ends are good to a twentieth o
 
 
 def evaluate_runs(
-    folders: Sequence[Path], data: str, split: str, metrics: Sequence[str], networks: Sequence[Network] = ()
+    folders: Sequence[Path],
+    data: str,
+    split: str,
+    metrics: Sequence[str],
+    networks: Sequence[Network] = (),
+    settings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Metrics of a run, or of several together, on data, under every rule for empty queries: mean and interval.
 
-    `networks` are those of one's own that the runs were trained with.
+    `networks` are those of one's own that the runs were trained with; `settings` say how the data is read, see `ScoringRun`.
     """
     ensemble = Ensemble.open(folders, networks)
     ranker = ensemble if len(folders) > 1 else ensemble.runs[0]
-    lists = ranker.read(data, split=split)
+    lists = ranker.read(data, split=split, settings=settings)
     whole = Path(data).is_file() or (Path(data) / MANIFEST).exists()
     values = ranker.evaluate(lists, tuple(dict.fromkeys(metrics)) or None)
     seen = any(run.config.data.path in (data, os.path.abspath(data)) for run in ensemble.runs)  # synthetic is no path

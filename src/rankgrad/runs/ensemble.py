@@ -80,7 +80,13 @@ class Ensemble:
         return cls(runs)
 
     def read(
-        self, source: str, *, split: str = "test", labelled: bool = True, document: str | None = None
+        self,
+        source: str,
+        *,
+        split: str = "test",
+        labelled: bool = True,
+        document: str | None = None,
+        settings: Sequence[str] = (),
     ) -> RankingDataset:
         """Lists of the width these models expect; of data in folds, all runs must be of the same one."""
         folds = {run.config.data.fold: run.folder for run in self.runs}
@@ -92,7 +98,7 @@ class Ensemble:
             )
         before = [run for run in self.runs if run.config.data.missing == "all_zero"]
         others = [run for run in self.runs if run not in before]
-        data = (others or before)[0].read(source, split=split, labelled=labelled, document=document)
+        data = (others or before)[0].read(source, split=split, labelled=labelled, document=document, settings=settings)
         if before and others and _has_missing(data):
             raise ValueError(
                 f"{source} has missing values, which are 0 to {before[0].folder} and missing to {others[0].folder}; expected runs "

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from rankgrad.checks import whole
+from rankgrad.checks import one_of, whole
 from rankgrad.data.categories import Levels
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.load import check_source, read_lists
@@ -33,7 +33,7 @@ from rankgrad.runs.load import load
 from rankgrad.runs.provenance import ask_other_programs
 from rankgrad.training import distributed
 from rankgrad.training.build import OwnLoss, as_spec, fit_to_data, make_device, make_objectives, make_state, validate
-from rankgrad.training.config import TREES, Config, became, dumps, loads, replaced
+from rankgrad.training.config import TREES, Config, became, dumps, loads, replaced, with_settings
 from rankgrad.training.data import ScaledSplits, columns_of, shared_splits, without_zero_weights
 from rankgrad.training.distributed import Signals, lost_a_process
 from rankgrad.training.evaluate import evaluate, evaluate_and_score, metrics_of, score
@@ -541,11 +541,18 @@ class ScoringRun(Protocol):
         """The levels of those that hold categories, by column."""
 
     def read(
-        self, source: str, *, split: str = "test", labelled: bool = True, document: str | None = None
+        self,
+        source: str,
+        *,
+        split: str = "test",
+        labelled: bool = True,
+        document: str | None = None,
+        settings: Sequence[str] = (),
     ) -> RankingDataset:
         """Lists of the width this model expects, as they are in the source.
 
-        `labelled` as in `read_lists`; `document` is a table's column of ids, None: that of the configuration.
+        `labelled` as in `read_lists`; `document` is a table's column of ids, None: that of the configuration. `settings`, such as
+        data.missing=nan, say how this source is to be read, where it is otherwise than the lists of training.
         """
 
     def score(self, data: RankingDataset) -> np.ndarray:
@@ -555,13 +562,26 @@ class ScoringRun(Protocol):
         """Per-query metrics, [Q], NaN at empty queries."""
 
 
+OF_READING = ("data.missing", "data.zero_based", "data.label", "data.qid", "data.fold")  # what may differ between lists
+
+
 def read_for(
-    run: ScoringRun, source: str, *, split: str, labelled: bool, document: str | None = None
+    run: ScoringRun,
+    source: str,
+    *,
+    split: str,
+    labelled: bool,
+    document: str | None = None,
+    settings: Sequence[str] = (),
 ) -> RankingDataset:
     """`ScoringRun.read` of any run."""
     if files.is_run(source):
         raise ValueError(f"{source} is a run; expected DATA, the lists it is to rank, after the runs; name them last")
-    data = run.config.data
+    others = [text for text in settings if text.partition("=")[0].strip() not in OF_READING]
+    if others:
+        raise ValueError(f"--set {others[0]} is not about how lists are read; expected one of {', '.join(OF_READING)}")
+    data = with_settings(run.config, {}, settings).data
+    one_of("data.missing", data.missing, ("zero", "nan", "all_zero"))
     columns = columns_of(data)._replace(weight=None, document_weight=None)  # weights are for learning
     if run.names is not None:  # what the lists hold does not tell any more which columns are categories
         known = tuple(run.names[column] for column in run.categories)
@@ -618,10 +638,16 @@ class Run:
         return self.ranker.scaling.levels
 
     def read(
-        self, source: str, *, split: str = "test", labelled: bool = True, document: str | None = None
+        self,
+        source: str,
+        *,
+        split: str = "test",
+        labelled: bool = True,
+        document: str | None = None,
+        settings: Sequence[str] = (),
     ) -> RankingDataset:
         """Lists of the width this model expects, as they are in the source; see `ScoringRun`."""
-        return read_for(self, source, split=split, labelled=labelled, document=document)
+        return read_for(self, source, split=split, labelled=labelled, document=document, settings=settings)
 
     def score(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""

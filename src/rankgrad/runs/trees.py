@@ -375,10 +375,16 @@ class TreeRun:
         return cls(folder, _config_of(folder, facts), models[0].features, known, score, levels)
 
     def read(
-        self, source: str, *, split: str = "test", labelled: bool = True, document: str | None = None
+        self,
+        source: str,
+        *,
+        split: str = "test",
+        labelled: bool = True,
+        document: str | None = None,
+        settings: Sequence[str] = (),
     ) -> RankingDataset:
         """Lists of the width these trees expect, as they are in the source; see `ScoringRun`."""
-        return read_for(self, source, split=split, labelled=labelled, document=document)
+        return read_for(self, source, split=split, labelled=labelled, document=document, settings=settings)
 
     def score(self, data: RankingDataset) -> np.ndarray:
         """One score per document, in the dataset's order, [N] float32."""
