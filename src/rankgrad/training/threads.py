@@ -35,13 +35,7 @@ UNDISTURBED = {False: 0.85, True: 0.72}  # least share of a core on an idle mach
 STEP_ITSELF = 250  # documents that take as long as what every step takes, so that steps of any size can be compared
 FASTER, SLOWER = 0.9, 1.5  # shares of the usual time of a step: worth a change, and a sign of one
 PROBED = 2**22  # inputs of the lists on which numbers of threads are compared: 16 MiB
-NETWORKS = (
-    Transformer,
-    MLP,
-    Linear,
-    SharedMLP,
-    SharedTransformer,
-)  # whose scores depend on nothing else, and change nothing
+NETWORKS = (Transformer, MLP, Linear, SharedMLP, SharedTransformer)  # to be called changes nothing in them
 
 _home = os.getpid()
 _lock = threading.Lock()
