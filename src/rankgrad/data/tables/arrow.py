@@ -15,7 +15,7 @@ from rankgrad.data.memory import affordable, expect_archive, many_times
 
 PARQUET, TEXT, ARROW = (".parquet", ".pq"), (".csv", ".tsv"), (".arrow", ".feather", ".ipc")
 ARCHIVES = (".gz", ".bz2", ".zst")
-TEXTS_AT_ONCE = 1024  # rows
+TEXTS_AT_ONCE = 1 << 16  # rows
 NULLS = ("NA", "N/A", "NULL", "Null", "null", "None", "none")
 
 
