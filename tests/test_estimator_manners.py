@@ -624,7 +624,7 @@ draw = np.random.default_rng(0)
 X, y, qid = draw.normal(size=(2400, 20)), draw.integers(0, 3, 2400), np.arange(2400) // 240
 kinds = {"transformer": dict(model="transformer", width=64, layers=1, batch_size=20), "members": dict(members=4)}
 ranker = NeuralRanker(epochs=1, device="cpu", random_state=0, verbose=0, **kinds[sys.argv[1]]).fit(X, y, qid=qid)
-assert ranker.config_.train.threads == {"transformer": 2, "members": 0}[sys.argv[1]]  # they are there, and a fork leaves them behind
+assert ranker.config_.train.threads == 0                           # two were tried: they are there, and a fork leaves them behind
 torch.ones(2**20).add(1)
 expected = ranker.predict(X, qid=qid)
 child = os.fork()
