@@ -60,7 +60,7 @@ def training(work, threads):
     torch.manual_seed(0)
     state = make_state(config, data, cpu)
     if threads:
-        loop.ways_to_work = lambda _: []  # as torch's threads wait by themselves
+        loop.paces_of_training = lambda _: None  # as torch's threads wait by themselves
     threads = threads or choice.threads_of_training(config, state.model, data, cpu)
     choice.set_threads(threads or CORES)
     config = replace(config, train=replace(config.train, threads=threads))

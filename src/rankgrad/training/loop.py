@@ -34,7 +34,7 @@ from rankgrad.training.readback import StepReports
 from rankgrad.training.state import Epoch as Epoch, Progress, Step as Step, TrainState, learning_rate
 from rankgrad.training.step import Objective
 from rankgrad.training.step_rng import StepRandomness
-from rankgrad.training.threads import STEP_ITSELF, Pace, Way, paces, ways_to_work, working
+from rankgrad.training.threads import STEP_ITSELF, Pace, Paces, Way, paces_of_training, working
 from rankgrad.training.warmup import compile_kernels
 
 Objectives = dict[str, Objective]  # by name: one, or several for members
@@ -55,9 +55,9 @@ def train(
     Queries of weight 0 are never seen. While it works `device` is the current GPU; between events the caller's is.
     """
     follows_load = config.train.threads == 0 and distributed.place()[1] == 1
-    ways = ways_to_work(follows_load) if device.type == "cpu" else []
+    pace = paces_of_training(follows_load) if device.type == "cpu" else None
     with working() as work:
-        events = _train(state, objectives, train_set, vali_set, config, device, stop, ways, work)
+        events = _train(state, objectives, train_set, vali_set, config, device, stop, pace, work)
         while True:
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
                 event = next(events, None)
@@ -74,10 +74,10 @@ def _train(
     config: Config,
     device: torch.device,
     stop: Callable[[], bool],
-    ways: list[Way],
+    pace: Paces | None,
     work: Callable[[Way], None],
 ) -> Iterator[Step | Epoch]:
-    """`ways`: those in which threads may `work`, by what pays at the moment."""
+    """`pace` says how threads `work`, by what pays at the moment."""
     rank, world = distributed.place() if state.shares_lists else (0, 1)
     progress, settings = state.progress, config.train
     train_set = without_zero_weights(train_set)
@@ -98,7 +98,6 @@ def _train(
         step = GraphedStep(train_step, randomness.generators, device, required=settings.graph is True)
     # Members have rates of their own, of which the schedule gives a share.
     schedule = replace(config.optimiser, lr=1.0) if isinstance(state, MemberState) else config.optimiser
-    pace = paces(ways) if len(ways) > 1 else None
     if pace is not None:
         work(next(pace))
     while not state.finished(settings):

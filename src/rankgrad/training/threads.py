@@ -135,16 +135,6 @@ class Way:
     asleep: bool = False
 
 
-def ways_to_work(follows_load: bool) -> list[Way]:
-    """Those among which the load decides: numbers of threads, or for a fixed number how they wait, unless the user has said it."""
-    if follows_load:
-        return [Way(number) for number in numbers_to_try(most_threads())]
-    threads = torch.get_num_threads()
-    if threads == 1 or waiting_was_chosen():
-        return [Way(threads)]
-    return [Way(threads, asleep=True), Way(threads)]
-
-
 class Pace(NamedTuple):
     """What a step took: seconds for so much work, and the share of them in which its thread had a core."""
 
@@ -152,32 +142,65 @@ class Pace(NamedTuple):
     share: float
 
 
-def paces(ways: list[Way]) -> Generator[Way, Pace, None]:
-    """A way for each step, of `ways` from gentle to greedy; is sent its pace. Now and then a neighbour is tried, and the faster stays.
+Paces = Generator[Way, Pace, None]
 
-    Trials come less often the more of them were in vain, and end with a step that is far slower. Where other programs want the cores
-    too, the gentler way is taken without a trial: there the greedy one may be ten times slower.
+
+def paces_of_training(follows_load: bool) -> Paces | None:
+    """What says how each step is done, by the paces of those before it; None where there is nothing to choose.
+
+    The number of threads follows the load, or only how they wait; the latter is left alone where the user has said it.
     """
-    at, step, held, expected = 0, -1, TRIED, float("inf")
+    numbers = numbers_to_try(most_threads()) if follows_load else [torch.get_num_threads()]
+    sleeps = not waiting_was_chosen()
+    return paces(numbers, sleeps=sleeps) if len(numbers) > 1 or (sleeps and numbers != [1]) else None
+
+
+def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
+    """A way for each step, which is sent its pace: one of these numbers of threads, asleep where other programs want the cores too.
+
+    Now and then a neighbouring number is tried, and the faster stays. Trials come less often the more of them were in vain, and end with
+    a step that is far slower. Beside busy programs threads that spin may be ten times slower: when these come they are left without a
+    trial, and tried again when the machine is calm.
+    """
+    busy = numbers[0] > 1  # whether it is so: one thread finds out by itself, several begin gently
+    alone = beside = 0  # places in `numbers`, on an idle machine and beside busy programs
+    step, held, quiet, expected = -1, TRIED, 2 * TRIED, float("inf")
     while True:
+        at = beside if busy else alone
+        one = numbers[at] == 1
+        way = Way(numbers[at], asleep=sleeps and busy and not one)
         steps: list[Pace] = []
-        busy = False
-        while len(steps) < held and not (busy and at):
-            steps.append((yield ways[at]))
-            seen = steps[-HURRIED if at else -2 * TRIED :]
-            busy = len(steps) >= HURRIED and _disturbed(seen, ways[at], expected)
+        changed = False  # between busy and calm
+        enough = (quiet if busy else HURRIED) if not one else 2 * TRIED
+        while len(steps) < held and not changed:
+            steps.append((yield way))
+            changed = len(steps) >= min(enough, held) and _disturbed(steps[-enough:], way, expected) != busy
         expected = median(pace.seconds for pace in steps[-TRIED:])
-        if busy:
-            at, step, held = max(0, at - 1), -1, 2 * TRIED
+        if changed and (one or not busy):
+            busy, alone, step, held, quiet = not busy, 0, -1, 2 * TRIED, 2 * TRIED
             continue
-        step = -step if 0 <= at - step < len(ways) else step  # the other neighbour in turn
+        if changed:  # calm, as it seems: threads that sleep are without a core in any case
+            trial, place = Way(numbers[at]), at
+        elif len(numbers) > 1:
+            step = -step if 0 <= at - step < len(numbers) else step  # the other neighbour in turn
+            trial, place = Way(numbers[at + step], asleep=sleeps and busy and numbers[at + step] > 1), at + step
+        else:
+            continue
         tried: list[float] = []
         while len(tried) < TRIED and not (tried and tried[-1] > SLOWER * expected):
-            tried.append((yield ways[at + step]).seconds)
-        if median(tried) < FASTER * expected:
-            at, held, step, expected = at + step, TRIED, -step, median(tried)  # and soon on in this direction
-        else:
+            tried.append((yield trial).seconds)
+        faster = median(tried) < FASTER * expected
+        if not faster:
             held = min(2 * max(held, HELD // 2), HELD_LONGEST)
+            quiet = min(2 * quiet, HELD_LONGEST) if changed else quiet
+        else:
+            held, expected = TRIED, median(tried)  # and soon on in this direction
+            if changed:
+                busy, alone = False, place
+            elif busy:
+                beside, step = place, -step
+            else:
+                alone, step = place, -step
 
 
 def _disturbed(steps: list[Pace], way: Way, expected: float) -> bool:
