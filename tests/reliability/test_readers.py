@@ -4,8 +4,11 @@ import contextlib
 import dataclasses
 import random
 import struct
+import subprocess
+import sys
 
 import pyarrow
+import pyarrow.parquet
 import pytest
 from reliability.readers import PROMISES, TARGETS, DisagreementError, Target, failure_of, prepared_folder
 
@@ -103,6 +106,18 @@ def test_a_wrong_count_of_nulls_is_refused_whole_and_in_chunks_alike(kind, tmp_p
     for read in (read_table, lambda path: prepare(path, out=tmp_path / "out")):
         with pytest.raises(ValueError, match=r"cannot read .*train.arrow as arrow: .*; expected an undamaged file"):
             read(path)
+
+
+def test_what_parquet_says_of_a_column_is_not_asked_for(tmp_path):
+    """Where that is damaged, pyarrow ends the process: here a column of texts may hold nulls by its pages, and may not by its schema."""
+    path = tmp_path / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"qid": ["a", "b"], "label": [1, 0], "x": [0.5, 1.5]}), path)
+    whole, optional = path.read_bytes(), b"\x25\x02\x18\x03qid"  # in Thrift's compact protocol
+    assert whole.count(optional) == 1
+    path.write_bytes(whole.replace(optional, b"\x25\x00" + optional[2:]))
+    read = "import sys; from rankgrad.data import read_table; read_table(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", read, path], capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr  # an ordinary end
 
 
 def test_an_arrow_file_that_asks_for_more_memory_than_there_is_is_named(tmp_path):
