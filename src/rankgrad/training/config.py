@@ -53,6 +53,7 @@ class Data:
     missing: str = "zero"  # zero, nan: a feature that a line of text leaves out; all_zero: empty cells of tables too
     zero_based: bool = False  # the first feature of text has index 0
     categorical: tuple[str, ...] = ()  # columns of categories, by name or pattern, beside those whose type says so
+    pandas_categories: bool = True  # so does pandas in Parquet, which keeps no type of numbers that are categories
     gain: str | tuple[float, ...] = "exp2"  # what a label is worth to loss and metrics: exp2, linear, [0, 1, 3, 7, 15]
 
 
@@ -207,6 +208,7 @@ def loads(text: str, source: str = "the configuration", *, of_run: bool = False)
     if of_run:
         _leave_out_gone(table, source)
         if isinstance(table.setdefault("data", {}), dict):
+            table["data"].setdefault("pandas_categories", False)
             # As all readers had it then; NaN of arrays has always been missing.
             table["data"].setdefault("missing", "zero" if table["data"].get("path") == ARRAYS else "all_zero")
     try:

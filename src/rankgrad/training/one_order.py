@@ -1,7 +1,7 @@
 """Gradients on the CPU that are the same to the bit with any number of threads, so that the number may follow a machine's load.
 
 torch takes three sums in an order that depends on its threads: the gradients of a linear layer's weights (on some CPUs), of a layer norm's
-weights, and of a softmax. `InOneOrder` gives these operators gradients of their own while a model is called within it; values are torch's.
+weights, and of a softmax. `InOneOrder` gives these operators gradients of their own while a model is called within it; values are torch's, to rounding.
 What is left to torch (products with few terms, sums within a row) it takes in one order on the CPUs that were tried; whether it does so on
 this one, `threads.learns_the_same` finds out.
 """

@@ -24,6 +24,7 @@ from rankgrad.training.evaluate import can_choose, evaluate, mean, metric_that_c
 from rankgrad.training.execution import ExecutionPlan
 from rankgrad.training.one_order import InOneOrder
 from rankgrad.training.step import Bf16Shadow, Objective, ScoredBatch, TrainStep, packed_scores, padded_scores
+from rankgrad.training.threads import NETWORKS
 
 LAST_EPOCH = "last epoch, whatever validation said"
 FIRST_EPOCH = "first epoch, because no validation query tells one ranking from another"
@@ -135,7 +136,9 @@ class TrainState:
             if distributed.place()[1] > 1:
                 model = nn.parallel.DistributedDataParallel(model)
             score = padded_scores(model)
-        if settings.threads == 0 and device.type == "cpu":  # their number follows the load
+        if (
+            settings.threads == 0 and device.type == "cpu" and type(self.model) in NETWORKS
+        ):  # their number follows the load
             score = InOneOrder.of(score)
         if plan.graph:  # which reads the rate from the device
             for group in self.optimiser.param_groups:

@@ -86,34 +86,42 @@ def threads_of_training(config: Config, model: nn.Module, data: RankingDataset, 
     if config.train.threads or device.type != "cpu":
         return config.train.threads or most_threads()
     lists, lengths = min(config.train.batch_size, len(data)), data.lengths.clip(max=config.data.list_size)
-    worth = threads_worth(lists * lengths.mean() * weights_of(model), WORTH_IN_TRAINING)
-    if distributed.place()[1] > 1 or most_threads() == 1 or config.train.precision == "bf16":
+    work = lists * lengths.mean() * weights_of(model)
+    worth = threads_worth(work, WORTH_IN_TRAINING)
+    if distributed.place()[1] > 1 or config.train.precision == "bf16":
         return worth
     usual, longest = int(lengths.mean()), int(lengths.max())
     if isinstance(model, Members):  # each product is one thread's
-        return 0 if learns_the_same(model, lists, [usual]) else worth
-    follows = worth > 1 and type(model) in NETWORKS and learns_the_same(model, lists, [usual, longest])
-    return 0 if follows else worth
+        return 0 if most_threads() > 1 and learns_the_same(model, lists, [usual]) else worth
+    # Also where there is one thread, so that a run learns the same wherever it goes on.
+    follows = type(model) in NETWORKS and work >= 2 * WORTH_IN_TRAINING
+    return 0 if follows and learns_the_same(model, lists, [usual, longest]) else worth
 
 
 def learns_the_same(model: nn.Module, lists: int, lengths: Iterable[int]) -> bool:
     """Whether a model learns the same to the bit however many threads compute it: tried on so many lists of each length."""
     document: Any = model.document
     parameters = list(model.parameters())
-    score = model if isinstance(model, Members) else InOneOrder.of(model)
+    numbers = numbers_to_try(most_threads())
 
     def learned(threads: int, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with torch_threads(threads), torch.random.fork_rng(devices=[]):
+        mask = torch.ones(features.shape[:2], dtype=torch.bool)
+        mask[1::2, 1:] = False  # every second list is short
+        in_one_order = contextlib.nullcontext() if isinstance(model, Members) else InOneOrder()
+        with working() as work, torch.random.fork_rng(devices=[]):
+            work(Way(threads, asleep=threads > 1 and not waiting_was_chosen()))  # the machine may be busy
             torch.manual_seed(0)
-            return torch.autograd.grad(score(features).square().sum(), parameters)
+            with in_one_order:
+                scores = model(features, mask)
+            return scores.detach(), *torch.autograd.grad(scores.square().sum(), parameters)
 
     for length in lengths:
         longest = max(1, min(length, PROBED // document.width))
         shape = max(1, min(lists, PROBED // (longest * document.width))), longest, document.features
         features = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         features[..., list(document.categories)] = 0.0  # the code of a level
-        first, *others = (learned(number, features) for number in numbers_to_try(most_threads()))
-        if not all(torch.equal(*pair) for other in others for pair in zip(first, other)):
+        first = learned(1, features) if len(numbers) > 1 else ()
+        if not all(torch.equal(*pair) for number in numbers[1:] for pair in zip(first, learned(number, features))):
             return False
     return True
 
@@ -176,8 +184,8 @@ def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
             steps.append((yield way))
             changed = len(steps) >= min(enough, held) and _disturbed(steps[-enough:], way, expected) != busy
         expected = median(pace.seconds for pace in steps[-TRIED:])
-        if changed and (one or not busy):
-            busy, alone, step, held, quiet = not busy, 0, -1, 2 * TRIED, 2 * TRIED
+        if changed and (one or not busy or not sleeps):
+            busy, alone, step, held, quiet = not busy, at if busy else 0, -1, 2 * TRIED, 2 * TRIED
             continue
         if changed:  # calm, as it seems: threads that sleep are without a core in any case
             trial, place = Way(numbers[at]), at
@@ -189,8 +197,8 @@ def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
         tried: list[float] = []
         while len(tried) < TRIED and not (tried and tried[-1] > SLOWER * expected):
             tried.append((yield trial).seconds)
-        faster = median(tried) < FASTER * expected
-        if not faster:
+        # Where it is calm threads need not be faster awake: other numbers of them may be, which are tried then.
+        if median(tried) >= (expected / FASTER if changed else FASTER * expected):
             held = min(2 * max(held, HELD // 2), HELD_LONGEST)
             quiet = min(2 * quiet, HELD_LONGEST) if changed else quiet
         else:
