@@ -29,7 +29,7 @@ from rankgrad.training.data import columns_of, fingerprint_of, hold_out, scaled
 from rankgrad.training.evaluate import measure
 from rankgrad.training.loop import Epoch, train
 from rankgrad.training.precision import threads_and_precision
-from rankgrad.training.threads import set_threads, threads_of_training
+from rankgrad.training.threads import most_threads, threads_of_training, torch_threads
 from rankgrad.trees.fit import fit_trees
 from rankgrad.trees.settings import Boosting
 
@@ -149,7 +149,7 @@ def _distil(
             "distilled": distilled,
         },
         device=device,
-        threads=config.train.threads,
+        threads=student.config.train.threads,
         scores=scores[split],
     )
 
@@ -223,13 +223,12 @@ def _train(
         state = make_state(config, train_set, device)
     config = replaced(config, "train.threads", threads_of_training(config, state.model, train_set, device))
     files.rewrite_config(out, config)
-    if config.train.threads:
-        set_threads(config.train.threads)
     history, begin = files.HistoryFile(out), time.perf_counter()
-    for event in train(state, make_objectives(config), train_set, vali_set, config, device):
-        if isinstance(event, Epoch):
-            history.add(event._asdict() | {"seconds": round(time.perf_counter() - begin, 3)})
-        yield event
+    with torch_threads(config.train.threads or most_threads()):
+        for event in train(state, make_objectives(config), train_set, vali_set, config, device):
+            if isinstance(event, Epoch):
+                history.add(event._asdict() | {"seconds": round(time.perf_counter() - begin, 3)})
+            yield event
     model, selected, _ = state.result(config, vali_set, device)
     files.write_ranker(out, Ranker.of(model, scaling, config, targets["train"], device))
     return {**selected, "epochs": state.progress.epoch}
