@@ -195,6 +195,11 @@ def test_a_frame_may_hold_its_query_ids():
         assert ranker.score(frame, y) == ranker.score(frame, y, qid=qid)
         twice = clone(ranker).fit(frame, y, qid=frame["qid"], eval_set=[(frame, y)], eval_group=[sizes_of(qid)])
         assert same_weights(twice, ranker) and twice.n_features_in_ == 4  # ids are nothing to learn from
+        for how in ({"group": sizes_of(qid)}, {"qid": np.unique(qid, return_inverse=True)[1]}):
+            assert (
+                clone(ranker).fit(frame, y, **how, eval_set=[(frame, y)], eval_group=[sizes_of(qid)]).n_features_in_
+                == 4
+            )
     feature = pd.DataFrame(X, columns=["qid", *names[1:]])
     ranker = NeuralRanker(**SMALL, warm_start=True).fit(feature, y, qid=qid, eval_set=[(feature, y)], eval_qid=[qid])
     assert ranker.fit(feature, y, qid=qid).predict(feature, qid=qid).shape == (len(X),)

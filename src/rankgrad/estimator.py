@@ -823,11 +823,17 @@ def _own_queries(X: Any, qid: Any, group: Any, features: Sequence[str] = ()) -> 
         return X, qid
     if qid is None and group is None:
         qid = X["qid"]
-    elif not features and not np.array_equal(np.asarray(X["qid"]), np.asarray(qid)):
-        return X, qid  # other values than the query ids: a feature that is called so
+    elif not features and not _same_lists(X["qid"], _query_ids(len(X), qid, group)):
+        return X, qid  # not the query ids: a feature that is called so
     if hasattr(X, "column_names"):  # of pyarrow
         return X.drop_columns("qid"), np.asarray(qid)
     return X.drop(columns="qid") if hasattr(X, "iloc") else X.drop("qid"), qid
+
+
+def _same_lists(one: Any, other: Any) -> bool:
+    """Whether two columns of ids say the same of every two rows: that they are of one list, or of two."""
+    ids = [np.asarray(column).tolist() for column in (one, other)]
+    return len(ids[0]) == len(ids[1]) and len(set(ids[0])) == len(set(ids[1])) == len(set(zip(*ids)))
 
 
 def _query_ids(rows: int, qid: Any, group: Any, prefix: str = "") -> np.ndarray:
