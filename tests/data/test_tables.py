@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from rankgrad.data import read_table
 from rankgrad.data.prepare import prepare
+from rankgrad.training.config import Config, dumps, loads
 
 COLUMNS = {
     "qid": [3, 3, 1, 3],
@@ -457,6 +458,9 @@ def test_categories_of_numbers_are_categories_in_parquet_too(tmp_path):
     frame = pd.DataFrame({"qid": [1, 1, 2], "label": [0, 1, 0], "shop": [30, 7, 30], "price": [1, 2, 3]})
     frame.astype({"shop": "category"}).to_parquet(tmp_path / "shops.parquet")
     assert read_table(tmp_path / "shops.parquet").categories == {0: ("30", "7")}
+    assert read_table(tmp_path / "shops.parquet", pandas_categories=False).categories == {}
+    assert loads("", of_run=True).data.pandas_categories is False  # as runs from before have learned
+    assert loads(dumps(Config()), of_run=True).data.pandas_categories is True
     frame.to_parquet(tmp_path / "numbers.parquet")
     assert read_table(tmp_path / "numbers.parquet").categories == {}
     table = pq.read_table(tmp_path / "shops.parquet")

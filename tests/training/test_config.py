@@ -81,7 +81,9 @@ def test_a_key_that_is_gone_is_refused_from_a_user_and_left_out_of_a_run(tmp_pat
     with pytest.raises(ValueError, match="unknown key 'compile'"):
         configure("synthetic", {}, ["train.compile=true"])
     with pytest.warns(UserWarning, match="run.toml.*train.compile") as warned:
-        assert loads(text, "run.toml", of_run=True) == Config(data=Data(missing="all_zero"), train=Train(epochs=3))
+        assert loads(text, "run.toml", of_run=True) == Config(
+            data=Data(missing="all_zero", pandas_categories=False), train=Train(epochs=3)
+        )
     assert len(warned) == 1
     with pytest.raises(ValueError, match="unknown key 'epoch'"):  # of a run or not
         loads("[train]\nepoch = 3", of_run=True)

@@ -30,8 +30,8 @@ Splits = dict[str, Callable[[], RankingDataset]]  # each read when it is asked f
 class Columns(NamedTuple):
     """How files are to be understood: which columns of a table hold what (see `read_table`), and what is missing where.
 
-    `features` and `ignore` choose the columns that are learned from, () is all; `categorical` and `by_type` say which of them hold
-    categories. `missing`: "zero" (a feature that a line of text does not name is 0), "nan" (it is missing, and a line may write nan for a value), or "all_zero" (as "zero", and null and NaN of tables are 0 too, as they were to
+    `features` and `ignore` choose the columns that are learned from, () is all; `categorical`, `by_type` and `pandas_categories` say which of them
+    hold categories. `missing`: "zero" (a feature that a line of text does not name is 0), "nan" (it is missing, and a line may write nan for a value), or "all_zero" (as "zero", and null and NaN of tables are 0 too, as they were to
     runs whose configuration does not say what is missing). `zero_based`: the first feature of text has index 0.
     """
 
@@ -46,6 +46,7 @@ class Columns(NamedTuple):
     document_weight: str | None = None
     categorical: tuple[str, ...] = ()
     by_type: bool = True
+    pandas_categories: bool = True
 
     def of_table(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """What `read_table` is told; `names` are the features a model expects, if there is one."""
@@ -55,7 +56,7 @@ class Columns(NamedTuple):
             else {"features": names, "ignore": ()}
         )
         roles = {name: getattr(self, name) for name in ("label", "qid", "weight", "document", "document_weight")}
-        kinds = {"categorical": self.categorical, "by_type": self.by_type}
+        kinds = {name: getattr(self, name) for name in ("categorical", "by_type", "pandas_categories")}
         return {**roles, **chosen, **kinds, "missing": 0.0 if self.missing == "all_zero" else math.nan}
 
     def of_text(self) -> dict[str, Any]:

@@ -58,6 +58,7 @@ def read_table(
     document_weight: str | None = None,
     categorical: Sequence[str] = (),
     by_type: bool = True,
+    pandas_categories: bool = True,
     missing: float = float("nan"),
     scattered: Literal["group", "refuse"] = "group",
     labelled: bool = True,
@@ -79,6 +80,7 @@ def read_table(
     - `categorical`: names and patterns of columns whose values are categories, beside those of which the type says so.
     - `by_type`: whether columns of the types category and boolean hold categories, and those of text, unless half of the distinct
       ones look like numbers; if not, truth values are 0 and 1 and text is refused.
+    - `pandas_categories`: with `by_type`, whether numbers that were categories to pandas are too, which Parquet keeps as a note.
     - `missing`: what null and NaN features become: a number that float32 holds, or NaN.
     - `scattered`: where the rows of a query are not together, "group" moves them to the query's first row and "refuse"
       raises an error; `in_source_order` puts results back.
@@ -120,10 +122,13 @@ def read_table(
     total = sum(table.arrow.num_rows for table in tables)
     if total == 0:
         raise ValueError(f"{tables[0].name} has no rows; expected one row per document")
+    noted = {one for table in tables if by_type and pandas_categories for one in _noted_categories(table.arrow.schema)}
     coders = {
         place: Coder()
         for place, name in enumerate(names)
-        if matches(name, categorical) or (by_type and any(holds_categories(table, name) for table in tables))
+        if matches(name, categorical)
+        or name in noted
+        or (by_type and any(holds_categories(table, name) for table in tables))
     }
     matrix = np.empty((total, len(names)), np.float32)
     counts: dict[str, Any] = {"missing": 0, "clamped": 0}
@@ -319,7 +324,7 @@ def holds_categories(table: Table, name: str) -> bool:
     if pyarrow.types.is_dictionary(column.type) or pyarrow.types.is_boolean(column.type):
         return True
     if not is_text(column.type):
-        return name in _noted_categories(table.arrow.schema)
+        return False
     return not look_like_numbers(text for text in plain(column).unique().drop_null().to_pylist() if text)
 
 
