@@ -235,7 +235,8 @@ def test_the_tables_of_a_folder(tmp_path):
     spark = names("train.parquet/part-0.parquet", "train.parquet/_SUCCESS", "train.parquet/part-1.parquet", "test/b.pq")
     assert spark == {"train": ["train.parquet/part-0.parquet", "train.parquet/part-1.parquet"], "test": ["test/b.pq"]}
     assert names("part-00001.parquet", "part-00000.parquet") == {"train": ["part-00000.parquet", "part-00001.parquet"]}
-    assert names("day_2.csv", "day_1.csv", "notes.txt") == {"train": ["day_1.csv", "day_2.csv"]}
+    assert names("day_2.csv", "day_1.csv", "_SUCCESS", ".crc") == {"train": ["day_1.csv", "day_2.csv"]}
+    assert names("train.txt", "stats_1.csv", "stats_2.csv") == {}
     assert names("0.parquet", "10.parquet") == {"train": ["0.parquet", "10.parquet"]}
     assert names("day_2.csv", "day_1.csv", "other.csv") == names("day_1.csv") == names("a.csv", "b.csv") == {}
     assert names("part-0.csv", "other.csv") == {"train": ["part-0.csv"]}

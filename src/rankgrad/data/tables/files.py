@@ -3,7 +3,7 @@
 train.parquet               a split in one file; vali may be called valid or validation
 train-00000-of-00002.csv    a part of a split, any name that goes on after train- or train_
 train/ or train.parquet/    a folder of parts, of any names
-part-00000.parquet          a folder of parts without the name of a split is train; so are day_1.csv, day_2.csv: alike but for numbers
+part-00000.parquet          a folder of parts without the name of a split is train; so is one of day_1.csv, day_2.csv, alike but for numbers
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
         split: next(iter(found[split].values())) for split in dict.fromkeys(SPLIT_OF.values()) if split in found
     }
     if not tables:
-        parts = [path for path in sorted(folder.iterdir()) if is_table(path)]
-        if len({_NUMBER.sub("0", path.name) for path in parts}) > 1 or len(parts) == 1:
+        everything = [path for path in sorted(folder.iterdir()) if path.name[0] not in "._"]
+        parts = [path for path in everything if is_table(path)]
+        alike = len({_NUMBER.sub("0", path.name) for path in everything}) == 1 < len(parts)
+        if not alike:  # the others may be texts of the splits
             parts = [path for path in parts if _ANY_PART.fullmatch(path.name)]
         tables = {"train": parts} if parts else {}
     return tables
