@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,16 @@ def test_a_link_to_the_standard_output_stays(tmp_path):
         link = Path(f"/dev/fd/{file.fileno()}")
         write_atomically(link, [b"a", b"b"])
     assert contents(tmp_path) == {"out": "ab"}
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no memory that is a folder here")
+def test_a_link_in_memory_is_replaced_as_elsewhere(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        link = Path(memory) / "x"
+        link.symlink_to(tmp_path / "mine")
+        write_atomically(link, b"new")
+        assert not link.is_symlink() and link.read_text() == "new" and (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_pipe_is_refused_where_text_is_expected(tmp_path):

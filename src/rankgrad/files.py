@@ -119,7 +119,7 @@ def _is_stream(path: Path) -> bool:
     """Whether a path is /dev/null, /dev/full, /dev/stdout or /dev/fd/63: they take what they are given, and stay."""
     if not os.path.lexists(path):
         return False
-    return stat.S_ISCHR(path.lstat().st_mode) or (path.is_symlink() and path.is_relative_to("/dev"))
+    return stat.S_ISCHR(path.lstat().st_mode) or (path.is_symlink() and path.parent in (Path("/dev"), Path("/dev/fd")))
 
 
 def _leads_elsewhere(path: Path) -> bool:

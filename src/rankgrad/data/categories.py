@@ -176,7 +176,7 @@ def split_frame(
         X = np.asarray(X, dtype=object) if len(named) or places else X
     count = X.shape[1] if getattr(X, "ndim", 2) == 2 and hasattr(X, "shape") else 0
     names = frame_names(X) if frame else list(range(count))
-    if places is None:
+    if places is None and count:
         expect_columns(names, named)
     chosen = [place for place in range(count) if _holds_categories(X, names, place, named, places)]
     found = {place: encoded(_values(X, place)) for place in chosen}

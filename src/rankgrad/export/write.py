@@ -67,7 +67,8 @@ def export_ranker(
 def expect_new_file(target: Path, *, overwrite: bool) -> None:
     """Refuse a file that exists, unless it may be replaced, a device, which may never be, and a folder that does not exist."""
     if target.exists() and not (overwrite and target.is_file()):
-        raise ValueError(f"{target} exists already; expected a new file; choose another --out, or --overwrite")
+        rest = ", or --overwrite" if target.is_file() else ""
+        raise ValueError(f"{target} exists already; expected a new file; choose another --out{rest}")
     if not target.parent.is_dir():
         raise ValueError(f"{target.parent} is not a folder; expected one to write {target.name} into; make it first")
 
