@@ -344,7 +344,7 @@ def fuzz(target: str, seconds: int, seed: int, folder: Path) -> None:
             __import__(module)
     from rankgrad.data.svmlight import reader
 
-    reader.MODEST_BYTES = 1 << 22  # so that a large index is refused, not a gigabyte filled a thousand times, and compared as lists
+    reader.MODEST_BYTES = 1 << 22  # so that a large index is refused, not filled and compared a thousand times
     logging.disable()
     warnings.simplefilter("ignore")
     corpus, work = folder / "corpus", folder / "work"
