@@ -8,8 +8,8 @@ import torch
 from cli_cases import COMMAND
 
 import rankgrad.cli
-from rankgrad.openmp import WAITING
 from rankgrad.training.config import load
+from rankgrad.training.openmp import WAITING
 
 
 @pytest.fixture

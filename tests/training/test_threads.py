@@ -12,10 +12,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from rankgrad import openmp
 from rankgrad.data import synthetic
 from rankgrad.models import MLP, Members, SharedMLP, SharedTransformer, Transformer
-from rankgrad.training import threads
+from rankgrad.training import openmp, threads
 from rankgrad.training.build import fit_to_data, make_objectives, make_state
 from rankgrad.training.config import RECIPES
 from rankgrad.training.loop import train

@@ -30,7 +30,7 @@ from rankgrad.cli import (
 from rankgrad.cli.options import examples
 from rankgrad.errors import InterruptedRunError, OtherProcessError
 from rankgrad.inert import inert_line
-from rankgrad.openmp import spin_shortly
+from rankgrad.training.openmp import spin_shortly
 
 app = typer.Typer(
     name="rankgrad",

@@ -22,10 +22,10 @@ from torch import nn
 from rankgrad.checks import whole
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.models import MLP, Linear, Members, SharedMLP, SharedTransformer, Transformer
-from rankgrad.openmp import waiting_was_chosen
 from rankgrad.training import distributed
 from rankgrad.training.config import Config
 from rankgrad.training.one_order import InOneOrder
+from rankgrad.training.openmp import waiting_was_chosen
 
 WORTH_A_THREAD = 5e8  # multiplications, documents x weights: fewer cost more in waiting than a thread saves
 WORTH_IN_TRAINING = 1.2e8  # of a step, where threads wait as the load says
