@@ -38,7 +38,7 @@ LOGS = Path("build/reliability")
 LONGEST = 4096  # bytes of an input
 ANSWER = 10  # seconds for one input
 MEMORY = 3000  # MiB
-TURN = 50  # seconds of one process
+TURN = 20  # seconds of one process
 
 
 class DisagreementError(Exception):
