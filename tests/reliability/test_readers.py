@@ -108,6 +108,19 @@ def test_a_wrong_count_of_nulls_is_refused_whole_and_in_chunks_alike(kind, tmp_p
             read(path)
 
 
+@pytest.mark.parametrize("kind", ["file", "stream"])
+@pytest.mark.parametrize("rows", [2, 0])
+def test_names_of_columns_that_are_no_text_are_refused_whole_and_in_chunks_alike(kind, rows, tmp_path):
+    table = pyarrow.table({"qid": [1, 2], "label": [1, 0], "bm25": [0.5, 1.5]}).slice(0, rows)
+    path = tmp_path / "train.arrow"
+    with (pyarrow.ipc.new_file if kind == "file" else pyarrow.ipc.new_stream)(path, table.schema) as writer:
+        writer.write_table(table) if rows else None
+    path.write_bytes(path.read_bytes().replace(b"bm25", b"bm\xd75"))
+    for read in (read_table, lambda path: prepare(path, out=tmp_path / "out")):
+        with pytest.raises(ValueError, match=r"cannot read .*train.arrow as arrow: .*; expected an undamaged file"):
+            read(path)
+
+
 def test_what_parquet_says_of_a_column_is_not_asked_for(tmp_path):
     """Where that is damaged, pyarrow ends the process: here a column of texts may hold nulls by its pages, and may not by its schema."""
     path = tmp_path / "train.parquet"

@@ -129,6 +129,11 @@ def sound(arrow: Any) -> Any:
     return arrow
 
 
+def expect_names(schema: Any) -> None:
+    """A UnicodeDecodeError where the name of a column is no text, here and not where it is first used."""
+    assert all(isinstance(name, str) for name in schema.names)
+
+
 def _read_csv(path: Path, delimiter: str, qid: str, wanted: Callable[[str], bool]) -> Any:
     """Numbers are asked for as float64: left to itself, pyarrow takes 0x10 for an integer."""
     pyarrow = import_pyarrow()
@@ -209,6 +214,7 @@ def _read_arrow(path: Path) -> Any:
         except pyarrow.ArrowInvalid:
             file.seek(0)
             reader = pyarrow.ipc.open_stream(file)
+        expect_names(reader.schema)
         return _read_batches(path, reader)
 
 

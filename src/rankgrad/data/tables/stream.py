@@ -23,6 +23,7 @@ from rankgrad.data.tables.arrow import (
     TEXT,
     Table,
     csv_kinds,
+    expect_names,
     expect_short_texts,
     ids_of_texts,
     import_pyarrow,
@@ -239,6 +240,7 @@ def _arrow_chunks(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[Any,
         except pyarrow.ArrowInvalid:
             file.seek(0)
             reader = batches = pyarrow.ipc.open_stream(file)
+        expect_names(reader.schema)
         for batch in map(sound, batches):
             refuse_long_texts(path, text_bytes(batch))
             rows, share = _rows(batch.num_columns), min(file.tell() / max(file.size(), 1), 1.0)
