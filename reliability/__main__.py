@@ -44,6 +44,16 @@ def try_one(command: str, promise: Promise, given: argparse.Namespace) -> tuple[
     return promise, found
 
 
+def _commit() -> str:
+    """That of the checkout, and whether it is changed; the page itself is, by whichever command ran first."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "--no-optional-locks", *words], capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", ".", f":!{PAGE.name}", f":!*/{PAGE.name}")
+    return git("describe", "--always") + ("-dirty" if changed else "")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m reliability", description=__doc__)
     parser.add_argument("command", choices=list(ROOMS))
@@ -74,9 +84,6 @@ def main() -> int:
     failures = [f"{promise.name}: {line}" for promise, result in found for line in result["failures"]]
     print("\n".join(failures) or "every promise held", flush=True)
     if given.share == 1:
-        commit = subprocess.run(
-            ["git", "--no-optional-locks", "describe", "--always", "--dirty"], capture_output=True, text=True
-        ).stdout.strip()
         rows = [
             Row(
                 p.words,
@@ -84,7 +91,7 @@ def main() -> int:
                 r["tried"],
                 r["tried"] - len(r["failures"]),
                 r["note"],
-                commit,
+                _commit(),
             )
             for p, r in found
         ]
