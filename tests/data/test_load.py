@@ -1,5 +1,6 @@
 """From what a person names as data to lists."""
 
+import gzip
 import warnings
 
 import numpy as np
@@ -205,3 +206,13 @@ def test_categories_of_a_prepared_folder_are_those_it_was_prepared_with(tmp_path
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read_splits(str(tmp_path / "saved"), columns=Columns(categorical=("bra*",)))
+
+
+@pytest.mark.parametrize("name", ["lists.txt.gz", "lists.csv.gz"])
+def test_an_archive_that_unpacks_to_a_hundred_times_its_size_is_refused(name, tmp_path, monkeypatch):
+    rows = b"0 qid:1 1:0.5\n" * 10**5 if "txt" in name else b"label,qid,a\n" + b"0,1,0.5\n" * 10**5
+    (tmp_path / name).write_bytes(gzip.compress(rows))
+    assert len(read_lists(str(tmp_path / name)).labels) == 10**5  # small ones may
+    monkeypatch.setattr("rankgrad.data.memory.UNPACKED", 1 << 16)
+    with pytest.raises(ValueError, match=rf"{name} unpacks to more than 100 times its size; .*unpack it yourself"):
+        read_lists(str(tmp_path / name))
