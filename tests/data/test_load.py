@@ -74,6 +74,28 @@ def test_a_prepared_folder_without_its_summary_is_incomplete(tmp_path):
             call(str(folder))
 
 
+def test_tables_of_splits_are_taken_by_the_names_of_trains_columns(tmp_path):
+    write(tmp_path, ["train.csv"], TABLE)
+    (tmp_path / "vali.csv").write_text("clicks,label,new,bm25,qid\n7,2,1,0.5,9\n8,0,1,4,9\n")
+    splits = read_splits(str(tmp_path))
+    assert splits["vali"].feature_names == splits["train"].feature_names == ("bm25", "clicks")
+    assert splits["vali"].features.tolist() == [[0.5, 7], [4, 8]]
+    (tmp_path / "vali.csv").write_text("label,bm25,qid\n2,0.5,9\n0,4,9\n")
+    with pytest.raises(ValueError, match=r"vali\.csv has no column 'clicks'"):
+        read_splits(str(tmp_path))
+
+
+def test_text_and_a_table_of_train_are_not_prepared(tmp_path):
+    """Because training on the folder takes the tables."""
+    write(tmp_path, ["train.txt", "test.txt"])
+    write(tmp_path, ["notes.csv", "test-scores.csv"], TABLE)
+    assert prepare(tmp_path, out=tmp_path / "out").splits["train"].queries == 1  # another was set aside
+    write(tmp_path, ["train.csv"], TABLE)
+    with pytest.raises(ValueError, match=r"train\.txt and train\.csv are both of train; .* move one away"):
+        prepare(tmp_path, out=tmp_path / "other")
+    assert prepare(tmp_path / "train.csv", out=tmp_path / "other").splits["train"].queries == 1
+
+
 def test_endings_may_be_in_capitals(tmp_path):
     write(tmp_path, ["train.CSV", "test.Csv"], TABLE)
     assert ids(read_splits(str(tmp_path))) == {"train": [0, 1], "test": [2, 3]}
@@ -137,10 +159,7 @@ def test_columns_of_a_table_are_taken_by_name(tmp_path):
 
 
 def test_splits_with_different_columns_are_refused(tmp_path):
-    tables = write(tmp_path / "tables", ["train.csv"], TABLE)
-    write(tmp_path / "tables", ["test.csv"], TABLE.replace("bm25,clicks", "clicks,bm25"))
-    with pytest.raises(ValueError, match="train and test of .*tables"):
-        read_splits(tables)
+    """Of saved data; tables are taken by name."""
     RankingDataset([[1.0]], [1], [0, 1], [1]).save(tmp_path / "saved" / "train")
     RankingDataset([[1.0, 2.0]], [1], [0, 1], [1]).save(tmp_path / "saved" / "vali")
     with pytest.raises(ValueError, match="train and vali of .*saved"):

@@ -117,7 +117,8 @@ def read_splits(
                     "rankgrad prepare",
                     stacklevel=2,
                 )
-        found = _splits_of(source, columns=columns._replace(categorical=known, by_type=False)) or found
+        columns = columns._replace(categorical=known, by_type=False)
+        found = _splits_of(source, first.feature_names, columns=columns) or found  # tables by the names of its columns
     splits = {split: first if split == "train" else read() for split, read in found.items()}
     for split, data in splits.items():
         if (data.features.shape[1], data.feature_names) != (first.features.shape[1], first.feature_names):

@@ -132,22 +132,28 @@ def prepare(
 
 
 def _contents(source: Path, dataset: str | None, fold: int) -> tuple[Layout, dict[str, list[Path]]]:
-    """The texts of a folder or file, or its tables; a folder of both is taken for its texts."""
+    """The texts of a folder or file, or its tables; a folder of texts may hold other tables, but none of train."""
     if source.is_file():
         if is_table(source):
             return Layout(None, fold, {}), {"train": [source]}
         return Layout(dataset, fold, {"train": (source,)}), {}
     if not source.exists():
         raise ValueError(f"{source} does not exist; expected a file or folder of ranking data; check the path")
+    tables = table_files(source) if source.is_dir() and dataset is None else {}
     try:
-        return recognise(source, dataset=dataset, fold=fold), {}
+        layout = recognise(source, dataset=dataset, fold=fold)
     except ValueError:
-        tables = table_files(source) if source.is_dir() and dataset is None else {}
         if not tables:
             raise
         if "train" not in tables:
             raise ValueError(f"{source} has no train split; it has {', '.join(tables)}; add one") from None
         return Layout(None, fold, {}), tables
+    if "train" in tables:  # which `rankgrad train` would take
+        raise ValueError(
+            f"{layout.files['train'][0]} and {tables['train'][0].name} are both of train; expected text or a table; move one away, "
+            "or give the file itself"
+        )
+    return layout, {}
 
 
 def _read_tables(
