@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from rankgrad.models import MLP, Transformer
 from rankgrad.training import one_order
-from rankgrad.training.one_order import InOneOrder, sum_of_products
+from rankgrad.training.one_order import InOneOrder, sum_of_products, sum_of_rows, times
 from rankgrad.training.threads import torch_threads
 
 
@@ -33,11 +33,12 @@ def expect_torchs(compute, given):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("leading", [(1,), (255,), (257,), (3, 200), (2, 3, 128)])
-def test_linear_layers_are_torchs(leading, bias, monkeypatch):
-    layer = torch.nn.Linear(5, 3, bias=bias, dtype=torch.float64)
+@pytest.mark.parametrize("width", [1, 3])
+def test_linear_layers_are_torchs(width, leading, bias, monkeypatch):
+    layer = torch.nn.Linear(5, width, bias=bias, dtype=torch.float64)
     x = draw(*leading, 5)
-    for largest in (one_order.LARGEST_SUMS, 16):  # all parts at once, or one by one
-        monkeypatch.setattr(one_order, "LARGEST_SUMS", largest)
+    for largest in (one_order.LARGEST_AT_ONCE, 16):  # all parts at once, or one by one
+        monkeypatch.setattr(one_order, "LARGEST_AT_ONCE", largest)
         expect_torchs(lambda: layer(x), [x, *layer.parameters()])
 
 
@@ -49,8 +50,9 @@ def test_a_linear_layer_of_inputs_that_do_not_learn():
     assert layer.bias.grad == 4
 
 
-def test_products_of_no_rows_are_zero():
-    assert torch.equal(sum_of_products(torch.ones(0, 2), torch.ones(0, 3)), torch.zeros(2, 3))
+@pytest.mark.parametrize("width", [1, 2])
+def test_products_of_no_rows_are_zero(width):
+    assert torch.equal(sum_of_products(torch.ones(0, width), torch.ones(0, 3)), torch.zeros(width, 3))
 
 
 @pytest.mark.parametrize("width", [1, 3, 96])
@@ -63,7 +65,7 @@ def test_layer_norms_are_torchs(leading, width):
     expect_torchs(lambda: norm(x), [x, *norm.parameters()])
 
 
-SHAPES = [(3, 1, 5, 8), (7, 2, 37, 12), (20, 1, 120, 32)]  # lists, heads, documents, a head's width
+SHAPES = [(1, 1, 40, 8), (3, 1, 5, 8), (7, 2, 37, 12), (20, 1, 120, 32)]  # lists, heads, documents, a head's width
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -80,16 +82,17 @@ def test_attention_with_dropout_is_torchs_with_the_same_draws(shape, masked):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sums_are_the_same_with_any_number_of_threads(shape):
     given = [draw(*shape, dtype=torch.float32) for _ in range(3)]
-    rows, norm, layer = draw(40 * shape[2], 96, dtype=torch.float32), torch.nn.LayerNorm(96), torch.nn.Linear(96, 64)
-    slopes = torch.randn(shape), torch.randn(len(rows), 64)
+    rows, norm = draw(40 * shape[2], 96, dtype=torch.float32), torch.nn.LayerNorm(96)
+    layers = torch.nn.Sequential(torch.nn.Linear(96, 64), torch.nn.Linear(64, 1))
+    slopes = torch.randn(shape), torch.randn(len(rows), 1)
 
     def found():
         with InOneOrder():
             attended = functional.scaled_dot_product_attention(*given, dropout_p=0.3)
             torch.manual_seed(1)
-            hidden = layer(norm(rows))
-        of_layers = torch.autograd.grad(hidden, [rows, *norm.parameters(), *layer.parameters()], slopes[1])
-        return attended, hidden, *torch.autograd.grad(attended, given, slopes[0]), *of_layers
+            scores = layers(norm(rows))
+        of_layers = torch.autograd.grad(scores, [rows, *norm.parameters(), *layers.parameters()], slopes[1])
+        return attended, scores, *torch.autograd.grad(attended, given, slopes[0]), *of_layers
 
     def with_threads(number):
         torch.manual_seed(1)
@@ -97,8 +100,34 @@ def test_sums_are_the_same_with_any_number_of_threads(shape):
             return found()
 
     one = with_threads(1)
-    for number in (2, 3, 4):
+    for number in (2, 3, 4, 8, 14):
         assert all(map(torch.equal, one, with_threads(number)))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 17, 100, 511, 513, 700, 40_000])
+@pytest.mark.parametrize(("before", "after"), [(96, 1), (136, 32), (32, 136), (5, 3)])
+def test_products_are_the_same_with_any_number_of_threads(rows, before, after):
+    """Many draws, because two orders often round alike."""
+    weight, bias = torch.randn(before, after), torch.randn(after)
+    given = [(torch.randn(rows, before), torch.randn(rows, after)) for _ in range(20 if rows * after < 10**5 else 1)]
+
+    def found(threads):
+        with torch_threads(threads):
+            return [
+                found
+                for x, slope in given
+                for found in (
+                    times(x, weight, bias),
+                    times(slope, weight.T),
+                    sum_of_products(slope, x),
+                    sum_of_rows(slope),
+                )
+            ]
+
+    one = found(1)
+    for number in (2, 3, 4, 8, 14, 16):
+        assert all(map(torch.equal, one, found(number)))
+    torch.testing.assert_close(one[0], given[0][0] @ weight + bias, rtol=1e-4, atol=1e-4)
 
 
 def test_autocast_keeps_torchs_operators():

@@ -202,9 +202,11 @@ def test_categories_are_members_too():
 
 
 def test_wide_features_are_compared_on_a_few_documents():
+    members, seen = Members(30_000, ids=range(2), hidden=(2,)), []
+    members.register_forward_pre_hook(lambda _, given: seen.append(given[0].numel()))
     with torch_threads(2):
-        members = Members(30_000, ids=range(2), hidden=(2,))
-        assert threads.learns_the_same(members, 10**3, [10**3])  # all of them would be 120 GB
+        threads.learns_the_same(members, 10**3, [10**3])  # all of them would be 120 GB
+    assert seen and max(seen) <= threads.PROBED
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
-"""Gradients on the CPU that are the same to the bit with any number of threads, so that the number may follow a machine's load.
+"""Scores and gradients on the CPU that are the same to the bit with any number of threads, so that the number may follow a machine's load.
 
-torch takes three sums in an order that depends on its threads: the gradients of a linear layer's weights (on some CPUs), of a layer norm's
-weights, and of a softmax. `InOneOrder` gives these operators gradients of their own while a model is called within it; values are torch's, to rounding.
-What is left to torch (products with few terms, sums within a row) it takes in one order on the CPUs that were tried; whether it does so on
-this one, `threads.learns_the_same` finds out.
+torch shares one large sum, or one product of matrices, out among its threads, and then the order of the terms depends on them. Several products
+at once it gives to a thread each. So `InOneOrder` computes what would be one product as several, of `PART` rows each, and never a sum of
+all rows at once; what it finds is torch's, to rounding. What is left to torch (sums within a row) it takes in one order on the CPUs that
+were tried; whether it does so on this one, `threads.learns_the_same` finds out.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -18,12 +18,13 @@ from torch.overrides import TorchFunctionMode
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 
-PART = 256  # documents whose terms a product of matrices adds up; such parts are added one after the other
-LARGEST_SUMS = 2**22  # numbers of the sums of parts that are held at once: 16 MiB
+PART = 256  # rows, of documents: fewer take longer, and more are seldom enough for several threads
+SMALLEST = 8  # rows of a part: a product with a vector is again shared out
+LARGEST_AT_ONCE = 2**22  # numbers on the way to a sum that are held at once: 16 MiB
 
 
 class InOneOrder(TorchFunctionMode):
-    """Within it linear layers, layer norms and attention with dropout have gradients that do not depend on threads."""
+    """Within it linear layers, layer norms and attention do not depend on threads, nor do their gradients."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -75,31 +76,61 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.biased = bias is not None
-        return functional.linear(x, weight, bias)
+        return times(x.flatten(0, -2), weight.T, bias).view(*x.shape[:-1], len(weight))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, slope: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         rows, slopes = x.flatten(0, -2), slope.flatten(0, -2).contiguous()
-        of_x = (slopes @ weight).view_as(x) if ctx.needs_input_grad[0] else None
-        of_bias = (
-            sum_of_products(slopes, slopes.new_ones(1, 1).expand(len(slopes), 1)).flatten() if ctx.biased else None
-        )
-        return of_x, sum_of_products(slopes, rows), of_bias
+        of_x = times(slopes, weight).view_as(x) if ctx.needs_input_grad[0] else None
+        return of_x, sum_of_products(slopes, rows), sum_of_rows(slopes) if ctx.biased else None
+
+
+def times(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Rows x [N, a] by a matrix [a, b], plus [b]."""
+    added, beta = (x.new_zeros(1), 0) if bias is None else (bias, 1)
+    if matrix.shape[1] == 1:
+        at_once = PART * max(1, LARGEST_AT_ONCE // (PART * len(matrix)))
+        return torch.cat([(rows * matrix.T).sum(1, keepdim=True) for rows in x.split(at_once)]).add_(added)
+    found = x.new_empty(len(x), matrix.shape[1])
+    for rows, parts in _in_parts(x):
+        place, several = found[rows], matrix.expand(len(parts), -1, -1)
+        if len(place) == parts.shape[:2].numel():
+            torch.baddbmm(added, parts, several, beta=beta, out=place.unflatten(0, parts.shape[:2]))
+        else:  # without the zeros
+            place[:] = torch.baddbmm(added, parts, several, beta=beta).flatten(0, 1)[: len(place)]
+    return found
 
 
 def sum_of_products(left: Tensor, right: Tensor) -> Tensor:
-    """left^T right of [N, a] and [N, b], the terms of `PART` rows at a time."""
+    """left^T right of [N, a] and [N, b]."""
     a, b = left.shape[1], right.shape[1]
     total = left.new_zeros(a, b)
-    at_once = PART * max(1, LARGEST_SUMS // (a * b))
+    at_once = PART * max(2, LARGEST_AT_ONCE // (a * b if a > 1 else PART * b))
     for first, second in zip(left.split(at_once), right.split(at_once)):
-        whole = len(first) // PART * PART
-        parts = (first[:whole].unflatten(0, (-1, PART)), second[:whole].unflatten(0, (-1, PART)))
-        total += torch.bmm(parts[0].mT, parts[1]).sum(0)
-        total += first[whole:].T @ second[whole:]
+        if a == 1:
+            total += sum_of_rows(first * second)
+            continue
+        for (_, x), (_, y) in zip(_in_parts(first), _in_parts(second)):
+            total += torch.bmm(x.mT, y).sum(0)
     return total
+
+
+def sum_of_rows(x: Tensor) -> Tensor:
+    """Of x [N, a]."""
+    whole = len(x) // PART * PART
+    return x[:whole].unflatten(0, (-1, PART)).sum(1).sum(0) + x[whole:].sum(0)
+
+
+def _in_parts(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of x [N, a] as parts [P, PART, a], and then the rest of them in two parts, with zeros behind it: never as one."""
+    whole = len(x) // PART * PART if len(x) >= 2 * PART else 0
+    if whole:
+        yield slice(whole), x[:whole].unflatten(0, (-1, PART))
+    if whole < len(x):
+        rest = functional.pad(x[whole:], (0, 0, 0, -(len(x) - whole) % (2 * SMALLEST)))
+        yield slice(whole, None), rest.unflatten(0, (2, -1))
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -119,7 +150,7 @@ class _LayerNorm(torch.autograd.Function):
             slope, x, weight.shape, mean, scale, weight, bias, [True, False, False]
         )
         of_weight = ((x - mean) * scale).mul_(slope)
-        return of_x, None, of_weight.flatten(0, -2).sum(0), slope.flatten(0, -2).sum(0), None
+        return of_x, None, sum_of_rows(of_weight.flatten(0, -2)), sum_of_rows(slope.flatten(0, -2)), None
 
 
 class _Attention(torch.autograd.Function):
@@ -127,10 +158,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, dropout: float) -> Tensor:
-        weights = query.mul(query.shape[-1] ** -0.5) @ key.mT  # [..., L, L]
+        weights = _of_each(query.mul(query.shape[-1] ** -0.5), key.mT)  # [..., L, L]
         weights = (weights if seen is None else weights.masked_fill_(~seen, -math.inf)).softmax(-1)
         left = functional.dropout(weights, dropout)
-        found = left @ value
+        found = _of_each(left, value)
         ctx.save_for_backward(query, key, value, weights, left, found)
         return found
 
@@ -139,5 +170,14 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> Any:
         query, key, value, weights, left, found = ctx.saved_tensors
         mean = (slope * found).sum(-1, keepdim=True)  # of the gradients of a row's weights, by the weights
-        of_scores = (slope @ value.mT).mul_(left).addcmul_(weights, mean, value=-1).mul_(query.shape[-1] ** -0.5)
-        return of_scores @ key, of_scores.mT @ query, left.mT @ slope, None, None
+        of_scores = _of_each(slope, value.mT).mul_(left).addcmul_(weights, mean, value=-1)
+        of_scores = of_scores.mul_(query.shape[-1] ** -0.5)
+        return _of_each(of_scores, key), _of_each(of_scores.mT, query), _of_each(left.mT, slope), None, None
+
+
+def _of_each(left: Tensor, right: Tensor) -> Tensor:
+    """Products of matrices [..., a, b] and [..., b, c]; a single one is computed twice, and not shared out."""
+    if left.shape[:-2].numel() > 1:
+        return left @ right
+    twice = (matrix.flatten(0, -3).expand(2, -1, -1) for matrix in (left, right))
+    return torch.bmm(*twice)[:1].view(*left.shape[:-1], right.shape[-1])

@@ -4,6 +4,7 @@
 happened.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -136,9 +137,7 @@ class TrainState:
             if distributed.place()[1] > 1:
                 model = nn.parallel.DistributedDataParallel(model)
             score = padded_scores(model)
-        if (
-            settings.threads == 0 and device.type == "cpu" and type(self.model) in NETWORKS
-        ):  # their number follows the load
+        if self._threads_vary(settings, device):
             score = InOneOrder.of(score)
         if plan.graph:  # which reads the rate from the device
             for group in self.optimiser.param_groups:
@@ -161,7 +160,8 @@ class TrainState:
         """Evaluate on the validation split, keep the best weights, count what early stopping and plateaus go by."""
         progress, chosen_by = self.progress, metric_that_chooses(config, self.metric)
         rank, world = distributed.place()
-        values = evaluate(self.model, vali_set, [chosen_by], device=device, rank=rank, world=world)
+        with InOneOrder() if self._threads_vary(config.train, device) else contextlib.nullcontext():
+            values = evaluate(self.model, vali_set, [chosen_by], device=device, rank=rank, world=world)
         metric = mean(values[chosen_by.name], chosen_by.empty)
         progress.epoch, progress.step = progress.epoch + 1, 0
         better = progress.best is None or metric > progress.best
@@ -207,6 +207,10 @@ class TrainState:
             return evaluate(self.model, vali_set, metrics_of(config, metrics), device=device, rank=rank, world=world)
 
         return self.model, facts, measured
+
+    def _threads_vary(self, settings: Train, device: torch.device) -> bool:
+        """Whether their number follows the load, which must not change what is learned."""
+        return settings.threads == 0 and device.type == "cpu" and type(self.model) in NETWORKS
 
     def finished(self, settings: Train) -> bool:
         """Whether the last epoch is done, or early stopping has ended the run."""

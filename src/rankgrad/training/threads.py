@@ -101,7 +101,7 @@ def threads_of_training(config: Config, model: nn.Module, data: RankingDataset, 
 def learns_the_same(model: nn.Module, lists: int, lengths: Iterable[int]) -> bool:
     """Whether a model learns the same to the bit however many threads compute it: tried on so many lists of each length."""
     document: Any = model.document
-    parameters = list(model.parameters())
+    parameters, training = list(model.parameters()), model.training
     numbers = numbers_to_try(most_threads())
 
     def learned(threads: int, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -112,8 +112,10 @@ def learns_the_same(model: nn.Module, lists: int, lengths: Iterable[int]) -> boo
             work(Way(threads, asleep=threads > 1 and not waiting_was_chosen()))  # the machine may be busy
             torch.manual_seed(0)
             with in_one_order:
-                scores = model(features, mask)
-            return scores.detach(), *torch.autograd.grad(scores.square().sum(), parameters)
+                scores = model.train()(features, mask)
+                with torch.no_grad():
+                    evaluated = model.eval()(features, mask)
+            return scores.detach(), evaluated, *torch.autograd.grad(scores.square().sum(), parameters)
 
     for length in lengths:
         longest = max(1, min(length, PROBED // document.width))
@@ -121,7 +123,9 @@ def learns_the_same(model: nn.Module, lists: int, lengths: Iterable[int]) -> boo
         features = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         features[..., list(document.categories)] = 0.0  # the code of a level
         first = learned(1, features) if len(numbers) > 1 else ()
-        if not all(torch.equal(*pair) for number in numbers[1:] for pair in zip(first, learned(number, features))):
+        same = all(torch.equal(*pair) for number in numbers[1:] for pair in zip(first, learned(number, features)))
+        model.train(training)
+        if not same:
             return False
     return True
 
