@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -18,120 +17,11 @@ from rankgrad.training import openmp, threads
 from rankgrad.training.build import fit_to_data, make_objectives, make_state
 from rankgrad.training.config import RECIPES
 from rankgrad.training.loop import train
-from rankgrad.training.threads import (
-    HELD_LONGEST,
-    TRIED,
-    Pace,
-    Way,
-    numbers_to_try,
-    paces,
-    paces_of_training,
-    torch_threads,
-    working,
-)
+from rankgrad.training.paces import Way
+from rankgrad.training.threads import numbers_to_try, paces_of_training, torch_threads, working
 
 CPU = torch.device("cpu")
-
-
-def taken(pace_of, steps, numbers):
-    """The ways of so many steps, each of which takes what pace_of(step, way) says: seconds, and perhaps the share of a core it had."""
-    pace = paces(numbers)
-    found = [next(pace)]
-    for step in range(steps - 1):
-        seconds = pace_of(step, found[-1])
-        found.append(pace.send(seconds if isinstance(seconds, Pace) else Pace(seconds, 1.0)))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("seconds", "best"),
-    [
-        ({1: 1.0, 2: 0.7}, 2),
-        ({1: 1.0, 2: 0.95}, 1),  # too little to change for
-        ({1: 1.0, 2: 20.0}, 1),
-        ({1: 1.0, 2: 0.6, 4: 0.4, 8: 0.3}, 8),
-        ({1: 1.0, 2: 0.6, 4: 0.4, 8: 5.0}, 4),
-        ({1: 1.0, 2: 3.0, 4: 0.1, 8: 0.1}, 1),  # only neighbours are tried
-    ],
-)
-def test_the_fastest_way_is_found_and_others_are_tried_seldom(seconds, best):
-    numbers = list(seconds)
-    found = [way.threads for way in taken(lambda _, way: seconds[way.threads], 1000, numbers)]
-    assert found[200:].count(best) > 0.97 * len(found[200:])
-    slow = [number for number in found if seconds[number] > 2 * seconds[best]]
-    assert len(slow) < 30 and all(abs(numbers.index(a) - numbers.index(b)) < 2 for a, b in pairwise(found))
-
-
 GENTLE, GREEDY = Way(2, asleep=True), Way(2)
-IDLE = {Way(1): (1.0, 1.0), GREEDY: (0.7, 1.0), GENTLE: (0.9, 0.85)}
-BUSY = {  # another program shares the core of the step's thread, or that of the other one, for which it then waits and spins
-    "its core": {Way(1): (1.5, 0.6), GREEDY: (15.0, 0.5), GENTLE: (1.6, 0.4)},
-    "the other": {Way(1): (1.0, 1.0), GREEDY: (15.0, 1.0), GENTLE: (1.6, 0.7)},
-}
-
-
-@pytest.mark.parametrize("numbers", [[1, 2], [2]])
-@pytest.mark.parametrize("disturbed", BUSY)
-def test_the_way_follows_the_load(disturbed, numbers):
-    gentle = Way(1) if 1 in numbers else GENTLE
-
-    def pace(step, way):
-        return Pace(*(BUSY[disturbed] if 300 <= step < 600 else IDLE)[way])
-
-    found = taken(pace, 1200, numbers)
-    assert found[:TRIED] == [gentle] * TRIED and found[200:300].count(GREEDY) > 90
-    assert found[300 : 304 + TRIED].count(GREEDY) <= 4  # noticed by a few steps
-    assert found[300:600].count(GREEDY) < 10  # and seldom tried where it is ten times slower
-    assert found[320:600].count(gentle) > 0.85 * 280
-    back = found[600:].index(GREEDY)
-    assert back < (4 * TRIED if disturbed == "its core" or gentle == GENTLE else HELD_LONGEST)
-    assert found[600 + back + TRIED :].count(GREEDY) > 0.9 * len(found[600 + back + TRIED :])
-
-
-def test_beside_busy_programs_threads_that_sleep_are_taken_where_they_are_faster():
-    """Large operations: two threads have two shares of the cores, and lose little by waiting for each other."""
-    busy = {Way(1): (1.5, 0.6), GENTLE: (1.0, 0.5), GREEDY: (15.0, 0.5)}
-
-    def pace(step, way):
-        return Pace(*(busy if 300 <= step < 600 else IDLE)[way])
-
-    found = taken(pace, 1200, [1, 2])
-    assert found[340:600].count(GENTLE) > 0.85 * 260 and found[304:600].count(GREEDY) == 0
-    assert found[620:].count(GREEDY) > 0.9 * len(found[620:])
-
-
-@pytest.mark.parametrize("sleeps", [True, False])
-def test_more_threads_are_tried_again_when_it_is_calm(sleeps):
-    """Where threads that sleep are as fast as those that spin, as large operations are."""
-    idle = {1: 1.0, 2: 0.6, 4: 0.4}
-    busy = {1: 1.5, 2: 1.0, 4: 1.8}
-    pace = paces([1, 2, 4], sleeps=sleeps)
-    found = [next(pace)]
-    for step in range(1000):
-        seconds = (busy if step < 300 else idle)[found[-1].threads]
-        found.append(pace.send(Pace(seconds, 0.5 if step < 300 else 1.0)))
-    assert sum(way.threads == 2 for way in found[100:300]) > 160
-    assert sum(way == Way(4) for way in found[500:]) > 0.9 * len(found[500:])
-
-
-def test_how_threads_wait_is_left_to_the_user():
-    for disturbed in BUSY.values():
-        pace = paces([1, 2], sleeps=False)
-        way = next(pace)
-        for _ in range(300):
-            assert not way.asleep
-            way = pace.send(Pace(*disturbed[way]))
-
-
-@pytest.mark.parametrize("numbers", [[1, 2], [2]])
-def test_a_busy_machine_is_known_before_the_greedy_way_is_tried(numbers):
-    assert GREEDY not in taken(lambda _, way: Pace(*BUSY["its core"][way]), 600, numbers)
-
-
-def test_one_slow_step_is_no_sign():
-    found = taken(lambda step, way: Pace(9.0, 0.3) if step == 200 else Pace(*IDLE[way]), 260, [2])
-    without = taken(lambda _, way: Pace(*IDLE[way]), 260, [2])
-    assert found == without
 
 
 def test_the_numbers_to_try():

@@ -29,12 +29,13 @@ from rankgrad.training.cuda_graph import GraphedStep
 from rankgrad.training.data import without_zero_weights
 from rankgrad.training.execution import ExecutionPlan, plan_execution
 from rankgrad.training.members import MemberState
+from rankgrad.training.paces import Pace, Paces, Way, work_of
 from rankgrad.training.precision import usable_bfloat16
 from rankgrad.training.readback import StepReports
 from rankgrad.training.state import Epoch as Epoch, Progress, Step as Step, TrainState, learning_rate
 from rankgrad.training.step import Objective
 from rankgrad.training.step_rng import StepRandomness
-from rankgrad.training.threads import STEP_ITSELF, Pace, Paces, Way, paces_of_training, working
+from rankgrad.training.threads import paces_of_training, working
 from rankgrad.training.warmup import compile_kernels
 
 Objectives = dict[str, Objective]  # by name: one, or several for members
@@ -110,8 +111,7 @@ def _train(
                 report = step(batch)
             if pace is not None:
                 seconds, at_work = time.perf_counter() - begun, time.thread_time() - begun_at_work
-                documents = (batch.rows if isinstance(batch, Packed) else batch.mask).numel()
-                work(pace.send(Pace(seconds / (STEP_ITSELF + documents), at_work / seconds)))
+                work(pace.send(Pace(seconds, _work_of(batch), at_work / seconds)))
             progress.step += 1
             stopping = reports.push(report, batch.queries) or (distributed.place()[1] == 1 and train_step.asked)
             if stopping:
@@ -123,6 +123,12 @@ def _train(
         state.plan = plan.without(graph=getattr(step, "reason", ""))
         last = learning_rate(schedule, replace(progress, step=steps - 1), steps, settings.epochs)
         yield state.end_epoch(vali_set, config, device, last)
+
+
+def _work_of(batch: Batch | Packed) -> float:
+    return (
+        work_of(batch.rows.numel()) if isinstance(batch, Packed) else work_of(batch.mask.numel(), batch.mask.shape[-1])
+    )
 
 
 def _expect_weighted(objectives: Objectives) -> None:

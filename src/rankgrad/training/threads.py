@@ -11,10 +11,8 @@ No environment is changed here. The command line asks for short spinning before 
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
-from statistics import fmean, median
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,14 +24,10 @@ from rankgrad.training import distributed
 from rankgrad.training.config import Config
 from rankgrad.training.one_order import InOneOrder
 from rankgrad.training.openmp import waiting_was_chosen
+from rankgrad.training.paces import Paces, Way, paces
 
 WORTH_A_THREAD = 5e8  # multiplications, documents x weights: fewer cost more in waiting than a thread saves
 WORTH_IN_TRAINING = 1.2e8  # of a step, where threads wait as the load says
-TRIED, HELD, HELD_LONGEST = 5, 30, 240  # steps of a trial, and between two of them
-HURRIED = 3  # steps by which other programs are noticed
-UNDISTURBED = {False: 0.85, True: 0.72}  # least share of a core on an idle machine; a thread that waits asleep has less
-STEP_ITSELF = 250  # documents that take as long as what every step takes, so that steps of any size can be compared
-FASTER, SLOWER = 0.9, 1.5  # shares of the usual time of a step: worth a change, and a sign of one
 PROBED = 2**22  # inputs of the lists on which numbers of threads are compared: 16 MiB
 NETWORKS = (Transformer, MLP, Linear, SharedMLP, SharedTransformer)  # to be called changes nothing in them
 
@@ -139,24 +133,6 @@ def numbers_to_try(most: int) -> list[int]:
     return sorted({*(2**power for power in range(most.bit_length())), most})
 
 
-@dataclass(frozen=True)
-class Way:
-    """How torch's threads work together: so many, and whether they soon sleep while they wait for each other, or spin."""
-
-    threads: int
-    asleep: bool = False
-
-
-class Pace(NamedTuple):
-    """What a step took: seconds for so much work, and the share of them in which its thread had a core."""
-
-    seconds: float
-    share: float
-
-
-Paces = Generator[Way, Pace, None]
-
-
 def paces_of_training(follows_load: bool) -> Paces | None:
     """What says how each step is done, by the paces of those before it; None where there is nothing to choose.
 
@@ -165,60 +141,6 @@ def paces_of_training(follows_load: bool) -> Paces | None:
     numbers = numbers_to_try(most_threads()) if follows_load else [torch.get_num_threads()]
     sleeps = not waiting_was_chosen()
     return paces(numbers, sleeps=sleeps) if len(numbers) > 1 or (sleeps and numbers != [1]) else None
-
-
-def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
-    """A way for each step, which is sent its pace: one of these numbers of threads, asleep where other programs want the cores too.
-
-    Now and then a neighbouring number is tried, and the faster stays. Trials come less often the more of them were in vain, and end with
-    a step that is far slower. Beside busy programs threads that spin may be ten times slower: when these come they are left without a
-    trial, and tried again when the machine is calm.
-    """
-    busy = numbers[0] > 1  # whether it is so: one thread finds out by itself, several begin gently
-    alone = beside = 0  # places in `numbers`, on an idle machine and beside busy programs
-    step, held, quiet, expected = -1, TRIED, 2 * TRIED, float("inf")
-    while True:
-        at = beside if busy else alone
-        one = numbers[at] == 1
-        way = Way(numbers[at], asleep=sleeps and busy and not one)
-        steps: list[Pace] = []
-        changed = False  # between busy and calm
-        enough = (quiet if busy else HURRIED) if not one else 2 * TRIED
-        while len(steps) < held and not changed:
-            steps.append((yield way))
-            changed = len(steps) >= min(enough, held) and _disturbed(steps[-enough:], way, expected) != busy
-        expected = median(pace.seconds for pace in steps[-TRIED:])
-        if changed and (one or not busy or not sleeps):
-            busy, alone, step, held, quiet = not busy, at if busy else 0, -1, 2 * TRIED, 2 * TRIED
-            continue
-        if changed:  # calm, as it seems: threads that sleep are without a core in any case
-            trial, place = Way(numbers[at]), at
-        elif len(numbers) > 1:
-            step = -step if 0 <= at - step < len(numbers) else step  # the other neighbour in turn
-            trial, place = Way(numbers[at + step], asleep=sleeps and busy and numbers[at + step] > 1), at + step
-        else:
-            continue
-        tried: list[float] = []
-        while len(tried) < TRIED and not (tried and tried[-1] > SLOWER * expected):
-            tried.append((yield trial).seconds)
-        # Where it is calm threads need not be faster awake: other numbers of them may be, which are tried then.
-        if median(tried) >= (expected / FASTER if changed else FASTER * expected):
-            held = min(2 * max(held, HELD // 2), HELD_LONGEST)
-            quiet = min(2 * quiet, HELD_LONGEST) if changed else quiet
-        else:
-            held, expected = TRIED, median(tried)  # and soon on in this direction
-            if changed:
-                busy, alone = False, place
-            elif busy:
-                beside, step = place, -step
-            else:
-                alone, step = place, -step
-
-
-def _disturbed(steps: list[Pace], way: Way, expected: float) -> bool:
-    """Whether another program seems to want the core of the steps' thread, or of one for which it waits. One step may be so by chance."""
-    shares = sorted(pace.share for pace in steps)[1:]
-    return fmean(shares) < UNDISTURBED[way.asleep] or min(pace.seconds for pace in steps) > SLOWER * expected
 
 
 @contextlib.contextmanager

@@ -1,0 +1,141 @@
+"""By how many threads each step of training is done on the CPU, and how these wait for each other, learned from the steps before it.
+
+What it may choose among is said by `threads`, which also does what is chosen. Nothing here touches torch: steps come in as numbers.
+"""
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import NamedTuple
+
+UNDISTURBED = {False: 0.85, True: 0.72}  # least share of a core on an idle machine; a thread that waits asleep has less
+STEP_ITSELF = 250  # documents that take as long as what every step takes
+PAIRS_ITSELF = 350  # documents of a list in which pairs take as long as the documents themselves
+FASTER, SLOWER, FAR_SLOWER = 0.95, 1.5, 3.0  # shares of the usual time of a step: worth a change, and signs of one
+
+
+@dataclass(frozen=True)
+class Way:
+    """How torch's threads work together: so many, and whether they soon sleep while they wait for each other, or spin."""
+
+    threads: int
+    asleep: bool = False
+
+
+class Pace(NamedTuple):
+    """What a step took: seconds for its work, and the share of them in which its thread had a core."""
+
+    seconds: float
+    work: float
+    share: float
+
+    @property
+    def relative(self) -> float:
+        return self.seconds / self.work
+
+
+def work_of(documents: int, padded_to: int = 0) -> float:
+    """About what a step has to do, so that steps of any size can be compared, in documents of short lists.
+
+    Where lists are padded, documents of long ones take longer: attention and many losses see pairs.
+    """
+    return STEP_ITSELF + documents * (1 + padded_to / PAIRS_ITSELF)
+
+
+class Span(NamedTuple):
+    """So many steps, or fewer that take so many seconds: short steps differ by chance, and of long ones a few say enough."""
+
+    steps: int
+    seconds: float
+
+    def covered(self, paces: Sequence[Pace]) -> bool:
+        return len(paces) >= self.steps or sum(pace.seconds for pace in paces) >= self.seconds
+
+    def times(self, factor: float) -> "Span":
+        return Span(int(self.steps * factor), self.seconds * factor)
+
+
+HURRIED = Span(3, 0.3)  # by which other programs are noticed
+TRIED = Span(5, 0.5)  # a trial; twice as long beside other programs, whose turns come by chance
+HELD, HELD_LONGEST = Span(30, 3.0), Span(240, 24.0)  # between two trials
+Paces = Generator[Way, Pace, None]
+
+
+def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
+    """A way for each step, which is sent its pace: one of these numbers of threads, asleep where other programs want the cores too.
+
+    Now and then a neighbouring number is tried, and the faster stays. Trials come less often the more of them were in vain, and end with
+    a step that is far slower. Beside busy programs threads that spin may be ten times slower: when these come they are left without a
+    trial, and tried again when the machine is calm.
+    """
+    busy = numbers[0] > 1  # whether it is so: one thread finds out by itself, several begin gently
+    alone = beside = 0  # places in `numbers`, on an idle machine and beside busy programs
+    step, held, quiet, usual = -1, TRIED, TRIED.times(2), math.inf
+    while True:
+        at = beside if busy else alone
+        one = numbers[at] == 1
+        way = Way(numbers[at], asleep=sleeps and busy and not one)
+        noticed = TRIED.times(2) if one else quiet if busy else HURRIED
+        steps: list[Pace] = []
+        changed = False  # between busy and calm
+        while not (changed or held.covered(steps)):
+            steps.append((yield way))
+            latest = _latest(steps, noticed)
+            enough = noticed.covered(latest) or held.covered(steps)
+            changed = enough and _disturbed(latest, way, usual) != busy
+        usual = _usual(_latest(steps, TRIED.times(2)))
+        if changed and (one or not busy or not sleeps):
+            busy, alone, step, held, quiet = not busy, at if busy else 0, -1, TRIED.times(2), TRIED.times(2)
+            continue
+        if changed:  # calm, as it seems: threads that sleep are without a core in any case
+            trial, place = Way(numbers[at]), at
+        elif len(numbers) > 1:
+            step = -step if 0 <= at - step < len(numbers) else step  # the other neighbour in turn
+            place = at + step
+            trial = Way(numbers[place], asleep=sleeps and busy and numbers[place] > 1)
+        else:
+            continue
+        tried: list[Pace] = []
+        long_enough = TRIED.times(2 if busy and not changed else 1)
+        while not (long_enough.covered(tried) or _in_vain(tried, usual)):
+            tried.append((yield trial))
+        # Where it is calm threads need not be faster awake: other numbers of them may be, which are tried then.
+        found = _usual(tried[1:] or tried)
+        if found >= (usual / FASTER if changed else FASTER * usual):
+            held = min(max(held, HELD.times(0.5)).times(2), HELD_LONGEST)
+            quiet = min(quiet.times(2), HELD_LONGEST) if changed else quiet
+        else:
+            further = changed or 0 <= place + step < len(numbers)
+            held, usual = TRIED if further else HELD.times(0.5), found  # soon on in this direction, not back
+            if changed:
+                busy, alone = False, place
+            elif busy:
+                beside, step = place, -step
+            else:
+                alone, step = place, -step
+
+
+def _in_vain(tried: list[Pace], usual: float) -> bool:
+    """Whether a trial need not go on. Its first step, which also wakes threads, says less."""
+    return bool(tried) and tried[-1].relative > (SLOWER if len(tried) > 1 else FAR_SLOWER) * usual
+
+
+def _latest(steps: list[Pace], span: Span) -> list[Pace]:
+    """As few of the last steps as cover it."""
+    seconds = 0.0
+    for count, pace in enumerate(reversed(steps), 1):
+        seconds += pace.seconds
+        if count >= span.steps or seconds >= span.seconds:
+            return steps[-count:]
+    return steps
+
+
+def _usual(steps: list[Pace]) -> float:
+    return median(pace.relative for pace in steps)
+
+
+def _disturbed(steps: list[Pace], way: Way, usual: float) -> bool:
+    """Whether another program seems to want the core of the steps' thread, or of one for which it waits. Of several, one may be so by chance."""
+    shares = sorted(pace.share for pace in steps)[len(steps) > 1 :]
+    return fmean(shares) < UNDISTURBED[way.asleep] or min(pace.relative for pace in steps) > SLOWER * usual
