@@ -67,8 +67,9 @@ def training(work, threads):
     events = train(state, make_objectives(config), data, data.select(slice(4)), config, cpu)
 
     def lists_a_second(seconds):
-        begun, done = time.perf_counter(), 0
-        while time.perf_counter() - begun < seconds:
+        begun, done, event = time.perf_counter(), 0, None
+        # Whole epochs, because batches of long lists take longer.
+        while time.perf_counter() - begun < seconds or isinstance(event, Step):
             event = next(events)
             done += event.lists if isinstance(event, Step) else 0
         return done / (time.perf_counter() - begun)
