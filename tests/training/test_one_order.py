@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from rankgrad.models import MLP, Transformer
 from rankgrad.training import one_order
-from rankgrad.training.one_order import InOneOrder, sum_of_products, sum_of_rows, times
+from rankgrad.training.one_order import InOneOrder, kept, sum_of_products, sum_of_rows, times
 from rankgrad.training.threads import torch_threads
 
 
@@ -20,10 +20,10 @@ def values_and_gradients(compute, given, slope):
     return found, *torch.autograd.grad(found, given, slope)
 
 
-def expect_torchs(compute, given):
-    """Values and gradients within `InOneOrder` are those without it; and our own functions have given them."""
+def expect_torchs(compute, given, torchs=None):
+    """Values and gradients within `InOneOrder` are those without it, or of `torchs`; and our own functions have given them."""
     slope = torch.randn_like(compute())
-    expected = values_and_gradients(compute, given, slope)
+    expected = values_and_gradients(torchs or compute, given, slope)
     with InOneOrder():
         found = values_and_gradients(compute, given, slope)
     assert found[0].grad_fn.name() != expected[0].grad_fn.name()
@@ -70,13 +70,49 @@ SHAPES = [(1, 1, 40, 8), (3, 1, 5, 8), (7, 2, 37, 12), (20, 1, 120, 32)]  # list
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_with_dropout_is_torchs_with_the_same_draws(shape, masked):
+def test_attention_with_dropout_is_its_formula(shape, masked):
     given = [draw(*shape) for _ in range(3)]
     seen = (torch.rand(shape[0], 1, 1, shape[2]) < 0.6).index_fill_(-1, torch.tensor(1), True) if masked else None
     attend = functional.scaled_dot_product_attention
-    expect_torchs(lambda: attend(*given, attn_mask=seen, dropout_p=0.3), given)
+
+    def formula():
+        query, key, value = given
+        weights = query @ key.mT / shape[-1] ** 0.5
+        weights = (weights if seen is None else weights.masked_fill(~seen, -torch.inf)).softmax(-1)
+        return (weights * kept(weights, 0.3)) @ value
+
+    expect_torchs(lambda: attend(*given, attn_mask=seen, dropout_p=0.3), given, formula)
     with InOneOrder():
         assert torch.equal(attend(*given, attn_mask=seen), attend(*given, attn_mask=seen, dropout_p=0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dropout", [1e-9, 0.1, 0.5, 0.97, 1 - 1e-9])
+def test_dropout_drops_as_many_as_it_should_anywhere(dropout, dtype):
+    """Each of the four units that share a random number, and each independently of the one beside it."""
+    torch.manual_seed(0)
+    x = torch.ones(1000, 401, dtype=dtype).mT.requires_grad_()
+    with InOneOrder():
+        found = functional.dropout(x, dropout)
+    (slope,) = torch.autograd.grad(found.sum(), x)
+    assert found.dtype == dtype and torch.equal(found, slope)
+    left = found.detach().contiguous().flatten()
+    assert left.unique().numel() <= 2 and left.min() in (0, left.max())
+    probability = min(round(dropout * 2**16) / 2**16, 1 - 2**-16)
+    within = 5 * (probability * (1 - probability) / (len(left) // 4)) ** 0.5
+    for place in range(4):
+        assert abs((left[place::4] == 0).double().mean() - probability) <= within
+    both = ((left[1:] == 0) & (left[:-1] == 0)).double().mean()
+    assert abs(both - probability**2) <= within
+    if dropout < 0.9:
+        torch.testing.assert_close(left.mean(), torch.ones((), dtype=dtype), atol=4 * within, rtol=0)
+
+
+def test_without_training_nothing_is_dropped():
+    x = torch.ones(3)
+    with InOneOrder():
+        assert functional.dropout(x, 0.5, training=False) is x
+        assert functional.dropout(x, 0.0) is x
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -104,7 +140,7 @@ def test_sums_are_the_same_with_any_number_of_threads(shape):
         assert all(map(torch.equal, one, with_threads(number)))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 17, 100, 511, 513, 700, 40_000])
+@pytest.mark.parametrize("rows", [1, 2, 7, 17, 100, 511, 513, 700, 1600, 7681, 40_000])
 @pytest.mark.parametrize(("before", "after"), [(96, 1), (136, 32), (32, 136), (5, 3)])
 def test_products_are_the_same_with_any_number_of_threads(rows, before, after):
     """Many draws, because two orders often round alike."""

@@ -1,9 +1,12 @@
 """Scores and gradients on the CPU that are the same to the bit with any number of threads, so that the number may follow a machine's load.
 
 torch shares one large sum, or one product of matrices, out among its threads, and then the order of the terms depends on them. Several products
-at once it gives to a thread each. So `InOneOrder` computes what would be one product as several, of `PART` rows each, and never a sum of
-all rows at once; what it finds is torch's, to rounding. What is left to torch (sums within a row) it takes in one order on the CPUs that
+at once it gives to a thread each. So `InOneOrder` computes what would be one product as several, of `PART` rows and more each, and never a sum
+of all rows at once; what it finds is torch's, to rounding. What is left to torch (sums within a row) it takes in one order on the CPUs that
 were tried; whether it does so on this one, `threads.learns_the_same` finds out.
+
+Dropout is drawn here too, four units from a random number. torch takes a number for each, all of them by one thread: a quarter of a step of the
+paper's model by one thread, and two thirds by sixteen.
 """
 
 import math
@@ -19,12 +22,13 @@ Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 PART = 256  # rows, of documents: fewer take longer, and more are seldom enough for several threads
+SUMMED = 16  # products that are added up: each is as large as the layer
 SMALLEST = 8  # rows of a part: a product with a vector is again shared out
 LARGEST_AT_ONCE = 2**22  # numbers on the way to a sum that are held at once: 16 MiB
 
 
 class InOneOrder(TorchFunctionMode):
-    """Within it linear layers, layer norms and attention do not depend on threads, nor do their gradients."""
+    """Within it linear layers, layer norms, attention and dropout do not depend on threads, nor do their gradients."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -62,7 +66,20 @@ def _attention(
     return found
 
 
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG001
+    return x * kept(x, p) if training and p else x
+
+
+def kept(x: Tensor, dropout: float) -> Tensor:
+    """What dropout multiplies x by: 0 with its probability, to 16 bits, and else what leaves the mean as it is."""
+    dropped = min(round(dropout * 2**16), 2**16 - 1)
+    words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)  # all 64 bits are random
+    drawn = words.view(torch.int16)[: x.numel()].view(x.shape)
+    return (drawn >= dropped - 2**15).to(x.dtype).mul_(2**16 / (2**16 - dropped))
+
+
 _OWN: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    functional.dropout: _dropout,
     functional.linear: _linear,
     functional.layer_norm: _layer_norm,
     functional.scaled_dot_product_attention: _attention,
@@ -107,13 +124,14 @@ def sum_of_products(left: Tensor, right: Tensor) -> Tensor:
     """left^T right of [N, a] and [N, b]."""
     a, b = left.shape[1], right.shape[1]
     total = left.new_zeros(a, b)
-    at_once = PART * max(2, LARGEST_AT_ONCE // (a * b if a > 1 else PART * b))
-    for first, second in zip(left.split(at_once), right.split(at_once)):
-        if a == 1:
+    if a == 1:
+        at_once = PART * max(1, LARGEST_AT_ONCE // (PART * b))
+        for first, second in zip(left.split(at_once), right.split(at_once)):
             total += sum_of_rows(first * second)
-            continue
-        for (_, x), (_, y) in zip(_in_parts(first), _in_parts(second)):
-            total += torch.bmm(x.mT, y).sum(0)
+        return total
+    most = max(2, min(SUMMED, LARGEST_AT_ONCE // (a * b)))
+    for (_, first), (_, second) in zip(_in_parts(left, most), _in_parts(right, most)):
+        total += torch.bmm(first.mT, second).sum(0)
     return total
 
 
@@ -123,11 +141,13 @@ def sum_of_rows(x: Tensor) -> Tensor:
     return x[:whole].unflatten(0, (-1, PART)).sum(1).sum(0) + x[whole:].sum(0)
 
 
-def _in_parts(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """The rows of x [N, a] as parts [P, PART, a], and then the rest of them in two parts, with zeros behind it: never as one."""
-    whole = len(x) // PART * PART if len(x) >= 2 * PART else 0
+def _in_parts(x: Tensor, most: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of x [N, a] as parts [P, rows, a], and then the rest of them, if any, in two parts with zeros behind it: never as one."""
+    count = len(x) // PART if most is None else min(len(x) // PART, most)
+    count = next((fewer for fewer in range(count, count // 2, -1) if len(x) % fewer == 0), count)  # without a rest
+    whole = len(x) // count * count if count > 1 else 0
     if whole:
-        yield slice(whole), x[:whole].unflatten(0, (-1, PART))
+        yield slice(whole), x[:whole].unflatten(0, (count, -1))
     if whole < len(x):
         rest = functional.pad(x[whole:], (0, 0, 0, -(len(x) - whole) % (2 * SMALLEST)))
         yield slice(whole, None), rest.unflatten(0, (2, -1))
@@ -160,7 +180,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, dropout: float) -> Tensor:
         weights = _of_each(query.mul(query.shape[-1] ** -0.5), key.mT)  # [..., L, L]
         weights = (weights if seen is None else weights.masked_fill_(~seen, -math.inf)).softmax(-1)
-        left = functional.dropout(weights, dropout)
+        left = weights * kept(weights, dropout)
         found = _of_each(left, value)
         ctx.save_for_backward(query, key, value, weights, left, found)
         return found
