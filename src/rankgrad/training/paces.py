@@ -65,13 +65,14 @@ Paces = Generator[Way, Pace, None]
 def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
     """A way for each step, which is sent its pace: one of these numbers of threads, asleep where other programs want the cores too.
 
-    Now and then a neighbouring number is tried, and the faster stays. Trials come less often the more of them were in vain, and end with
-    a step that is far slower. Beside busy programs threads that spin may be ten times slower: when these come they are left without a
-    trial, and tried again when the machine is calm.
+    From one thread on a calm machine the largest number is tried first. Then now and then a neighbouring one is, and the faster stays. Trials
+    come less often the more of them were in vain, and end with a step that is far slower. Beside busy programs threads that spin may be ten
+    times slower: when these come they are left without a trial, and tried again when the machine is calm.
     """
     busy = numbers[0] > 1  # whether it is so: one thread finds out by itself, several begin gently
     alone = beside = 0  # places in `numbers`, on an idle machine and beside busy programs
     step, held, quiet, usual = -1, TRIED, TRIED.times(2), math.inf
+    leaps = len(numbers) > 2  # to the largest number, when one thread is all that is known
     while True:
         at = beside if busy else alone
         one = numbers[at] == 1
@@ -87,12 +88,14 @@ def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
         usual = _usual(_latest(steps, TRIED.times(2)))
         if changed and (one or not busy or not sleeps):
             busy, alone, step, held, quiet = not busy, at if busy else 0, -1, TRIED.times(2), TRIED.times(2)
+            leaps = len(numbers) > 2
             continue
+        leap = leaps and one and not busy
         if changed:  # calm, as it seems: threads that sleep are without a core in any case
             trial, place = Way(numbers[at]), at
         elif len(numbers) > 1:
             step = -step if 0 <= at - step < len(numbers) else step  # the other neighbour in turn
-            place = at + step
+            place = len(numbers) - 1 if leap else at + step
             trial = Way(numbers[place], asleep=sleeps and busy and numbers[place] > 1)
         else:
             continue
@@ -102,11 +105,14 @@ def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
             tried.append((yield trial))
         # Where it is calm threads need not be faster awake: other numbers of them may be, which are tried then.
         found = _usual(tried[1:] or tried)
-        if found >= (usual / FASTER if changed else FASTER * usual):
+        leaps = leaps and not leap
+        if leap and found >= FASTER * usual:
+            held, step = TRIED, -1  # and soon the neighbour
+        elif found >= (usual / FASTER if changed else FASTER * usual):
             held = min(max(held, HELD.times(0.5)).times(2), HELD_LONGEST)
             quiet = min(quiet.times(2), HELD_LONGEST) if changed else quiet
         else:
-            further = changed or 0 <= place + step < len(numbers)
+            further = changed or leap or 0 <= place + step < len(numbers)
             held, usual = TRIED if further else HELD.times(0.5), found  # soon on in this direction, not back
             if changed:
                 busy, alone = False, place
