@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
-UNDISTURBED = {False: 0.85, True: 0.72}  # least share of a core on an idle machine; a thread that waits asleep has less
+UNDISTURBED = 0.85  # least share of a core on an idle machine
+AMONG_SEVERAL = 0.72  # the same of one of several threads, which may sleep while it waits for the others
 STEP_ITSELF = 250  # documents that take as long as what every step takes
 PAIRS_ITSELF = 350  # documents of a list in which pairs take as long as the documents themselves
 FASTER, SLOWER, FAR_SLOWER = 0.95, 1.5, 3.0  # shares of the usual time of a step: worth a change, and signs of one
@@ -144,4 +145,5 @@ def _usual(steps: list[Pace]) -> float:
 def _disturbed(steps: list[Pace], way: Way, usual: float) -> bool:
     """Whether another program seems to want the core of the steps' thread, or of one for which it waits. Of several, one may be so by chance."""
     shares = sorted(pace.share for pace in steps)[len(steps) > 1 :]
-    return fmean(shares) < UNDISTURBED[way.asleep] or min(pace.relative for pace in steps) > SLOWER * usual
+    least = UNDISTURBED if way.threads == 1 else AMONG_SEVERAL
+    return fmean(shares) < least or min(pace.relative for pace in steps) > SLOWER * usual

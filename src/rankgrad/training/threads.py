@@ -28,7 +28,7 @@ from rankgrad.training.paces import Paces, Way, paces
 
 WORTH_A_THREAD = 5e8  # multiplications, documents x weights: fewer cost more in waiting than a thread saves
 WORTH_IN_TRAINING = 1.2e8  # of a step, where threads wait as the load says
-PROBED = 2**18  # inputs of the lists on which numbers of threads are compared: a few, as a last batch has, in some tenths of a second
+PROBED = 2**18  # inputs of the lists on which numbers of threads are compared: few, for some tenths of a second
 NETWORKS = (Transformer, MLP, Linear, SharedMLP, SharedTransformer)  # to be called changes nothing in them
 
 _home = os.getpid()
