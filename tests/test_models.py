@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,8 @@ from rankgrad.models import (
     CUTS,
     MLP,
     MODELS,
+    ONEDNN,
+    AveragedMembers,
     Linear,
     Members,
     PackedLayout,
@@ -704,6 +707,27 @@ def test_members_that_score_on_the_cpu_follow_every_change_of_their_weights():
     with torch.inference_mode():
         assert narrow(x.float()).dtype == torch.float32
     assert torch.equal(copy.deepcopy(narrow)(x.float()), narrow(x.float()))
+
+
+@pytest.mark.skipif(not ONEDNN, reason="torch without oneDNN")
+def test_one_large_list_is_scored_by_onednn_and_the_same_to_rounding(monkeypatch):
+    model = AveragedMembers(Members(FEATURES, ids=range(3), hidden=(8, 6), inputs="pieces")).eval()
+    members, x = model.members, torch.randn(1, 30, FEATURES)
+    with torch.no_grad():
+        expected = model(x)
+    monkeypatch.setattr("rankgrad.models.WORTH_ONEDNN", 1)
+    for again in (lambda given: given, copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))):
+        of = again(model)
+        with torch.inference_mode():
+            torch.testing.assert_close(of(x), expected)
+            assert of.members._beside[True][1].layout == torch._mkldnn
+        with torch.no_grad():  # as the trainer does
+            assert torch.equal(of(x), expected)
+    with torch.inference_mode():
+        assert model.double()(x).dtype == torch.float64
+        model.float()
+        members.weights.mul_(1.5)
+        assert not torch.allclose(model(x), expected)
 
 
 def test_a_member_begins_where_its_number_says():
