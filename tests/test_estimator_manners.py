@@ -367,7 +367,14 @@ def test_no_candidates_no_scores(parameters):
     X, y, qid = documents()
     frame = pd.DataFrame(X, columns=list("abcd"))
     ranker, plain = (NeuralRanker(**parameters).fit(table, y, qid=qid) for table in (frame, X))
-    nothing = [(frame[:0], qid[:0]), (frame[:0].assign(qid=[]), None), ([], []), (np.empty((0, 0)), []), ([], None)]
+    nothing = [
+        (frame[:0], qid[:0]),
+        (frame[:0], None),
+        (frame[:0].assign(qid=[]), None),
+        ([], []),
+        (np.empty((0, 0)), []),
+        ([], None),
+    ]
     for table, ids in nothing:
         scores = ranker.predict(table, qid=ids)
         assert scores.shape == (0,) and scores.dtype == np.float32

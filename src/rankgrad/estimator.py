@@ -400,7 +400,7 @@ class NeuralRanker(BaseEstimator):
         rows, _, levels = _documents(self, X, places=[*self.scaling_.levels])
         if qid is not None or group is not None:
             ids = _query_ids(len(rows), qid, group)
-        elif not self._scores_alone():
+        elif len(rows) and not self._scores_alone():
             raise ValueError(
                 "predict needs qid, the query id of every row, because this model scores a document beside the others "
                 "of its list; pass predict(X, qid=...), np.zeros(len(X), int) for one list, or fit with model='mlp'; of a search it is "
