@@ -123,6 +123,16 @@ def test_one_slow_step_is_no_sign():
     assert found == taken(lambda _, way: IDLE[way], 260, [2])
 
 
+def test_one_long_step_that_is_not_very_long_is_no_sign():
+    found = taken(lambda step, way: (1.2, 0.6) if step == 100 else IDLE[way], 115, [1, 2], unit=LONG)
+    assert found[100:] == [GREEDY] * 15
+
+
+def test_after_a_false_sign_several_are_soon_at_work_again():
+    found = taken(lambda step, way: (9.0, 0.3) if step in (200, 201, 202) else IDLE[way], 260, [1, 2])
+    assert found[204] == Way(1) and found[204:].index(GREEDY) <= 3 * TRIED.steps
+
+
 def test_long_lists_are_no_sign():
     """Steps of the same pace, whose lists are long for a while, and then short."""
     pace = paces([1, 2])

@@ -57,7 +57,7 @@ class Span(NamedTuple):
         return Span(int(self.steps * factor), self.seconds * factor)
 
 
-HURRIED = Span(3, 0.3)  # by which other programs are noticed
+HURRIED = Span(3, 0.6)  # by which other programs are noticed: by one step only if it is very long
 TRIED = Span(5, 0.5)  # a trial; twice as long beside other programs, whose turns come by chance
 HELD, HELD_LONGEST = Span(30, 3.0), Span(240, 24.0)  # between two trials
 Paces = Generator[Way, Pace, None]
@@ -88,7 +88,8 @@ def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
             changed = enough and _disturbed(latest, way, usual) != busy
         usual = _usual(_latest(steps, TRIED.times(2)))
         if changed and (one or not busy or not sleeps):
-            busy, alone, step, held, quiet = not busy, at if busy else 0, -1, TRIED.times(2), TRIED.times(2)
+            held = TRIED if busy else TRIED.times(2)  # more are soon tried where it is calm again
+            busy, alone, step, quiet = not busy, at if busy else 0, -1, TRIED.times(2)
             leaps = len(numbers) > 2
             continue
         leap = leaps and one and not busy
