@@ -1,9 +1,12 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rankgrad.data.dataset import RankingDataset
+from rankgrad.data.feature_rows import FeatureRows
 from rankgrad.data.scaling import BLOCK, KINDS, SAMPLE, Scaling, fit_scaling
 from rankgrad.data.synthetic import synthetic
 
@@ -276,3 +279,19 @@ def test_indicators_of_no_columns_are_refused(of, train):
     assert Scaling.from_state({**state, "indicators": np.array([0, 135])}).inputs == 138
     with pytest.raises(ValueError, match="state's indicators is .* 136 columns"):
         Scaling.from_state({**state, "indicators": np.array(of)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "chosen"), [("standard", True), ("auto", False), ("auto", True)])
+def test_wide_features_are_never_copied_as_a_whole(tmp_path, kind, chosen):
+    rows, columns = 5_000, 5_000  # 95 MiB, twice as much in float64
+    stored = np.memmap(tmp_path / "features", np.float32, "w+", shape=(rows, columns))
+    stored[::7] = np.linspace(-1, 1, columns)
+    lists = np.arange(0, rows + 1, 10), np.arange(rows // 10)
+    features = FeatureRows([stored], np.arange(rows)[::-1]) if chosen else stored
+    data = RankingDataset(features, np.zeros(rows), *lists)
+    tracemalloc.start()
+    fit_scaling(data, kind)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < stored.nbytes * 0.7

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rankgrad.data.scaling import Scaling
 
 BLOCK = 4096  # rows that are made at a time where all are wanted
-DENSE_VALUES = 1 << 21  # of sparse features that are made dense at a time: 8 MiB
+DENSE_VALUES = 1 << 21  # made at a time, where rows are wide: 8 MiB
 
 
 class FeatureRows:
@@ -78,12 +78,13 @@ class FeatureRows:
 
     def column_block(self, rows: np.ndarray, first: int, end: int) -> np.ndarray:
         """Rows by position, of unscaled features, and of them the columns from `first` to `end`, dense."""
-        part = self.parts[0]
-        if len(self.parts) == 1 and isinstance(part, SparseRows):
-            return part.column_block(self._positions(rows), first, end)
-        if len(self.parts) == 1 and isinstance(part, FeatureRows):
-            return part.column_block(self._positions(rows), first, end)
-        return self[rows][:, first:end]
+        positions = self._positions(rows)
+        block = np.empty((len(positions), end - first), self.dtype)
+        which = np.searchsorted(self._ends, positions, side="right")
+        for number, part in enumerate(self.parts):
+            own = np.flatnonzero(which == number)
+            block[own] = column_block(part, positions[own] - (self._ends[number] - part.shape[0]), first, end)
+        return block
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """All of it, for whoever needs an array."""
@@ -93,8 +94,8 @@ class FeatureRows:
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """All of it in pieces of some thousand rows, each with its place."""
-        step = rows_at_once(self, BLOCK)
+        """All of it in pieces of some thousand rows at most, each with its place."""
+        step = max(1, min(BLOCK, DENSE_VALUES // self.shape[1]))
         for start in range(0, len(self), step):
             rows = slice(start, min(start + step, len(self)))
             yield rows, self[rows]
@@ -148,10 +149,15 @@ class FeatureRows:
 Features = np.ndarray | FeatureRows  # of a dataset
 
 
-def rows_at_once(features: Features, most: int, values: int = DENSE_VALUES) -> int:
-    """How many rows to make dense at a time: `most`, but of sparse features no more than so many `values` are."""
+def rows_at_once(features: Features, most: int) -> int:
+    """How many rows to make dense at a time: `most`, but of sparse features no more than are some megabytes."""
     sparse = isinstance(features, FeatureRows) and features.sparse
-    return max(1, min(most, values // features.shape[1])) if sparse else most
+    return max(1, min(most, DENSE_VALUES // features.shape[1])) if sparse else most
+
+
+def column_block(features: Features | SparseRows, rows: np.ndarray, first: int, end: int) -> np.ndarray:
+    """Rows by position, and of them the columns from `first` to `end` alone, dense; features are not scaled."""
+    return features[rows, first:end] if isinstance(features, np.ndarray) else features.column_block(rows, first, end)
 
 
 def dense_rows(features: Features | SparseRows, rows: Any) -> np.ndarray:

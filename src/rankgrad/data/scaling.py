@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from rankgrad.data.categories import Levels, code_map
 from rankgrad.data.dataset import MAX_FLOAT32, RankingDataset
-from rankgrad.data.feature_rows import FeatureRows, Features, rows_at_once
+from rankgrad.data.feature_rows import Features, column_block
 from rankgrad.data.sparse import Entries
 from rankgrad.files import parsed_json
 
@@ -275,7 +275,7 @@ def codes_of(scaled: RankingDataset) -> dict[int, int]:
 
 def _blocks(features: Features) -> Iterator[tuple[slice, Floats]]:
     """Consecutive rows in float64."""
-    step = rows_at_once(features, BLOCK, WIDE_BLOCK)
+    step = max(1, min(BLOCK, WIDE_BLOCK // features.shape[1]))
     for start in range(0, len(features), step):
         rows = slice(start, start + step)
         yield rows, features[rows].astype(np.float64)
@@ -308,19 +308,9 @@ def _sampled_columns(features: Features, low: Floats, high: Floats) -> Iterator[
     step = max(1, WIDE_BLOCK // len(rows))
     for first in range(0, features.shape[1], step):
         end = min(first + step, features.shape[1])
-        block = _column_block(features, rows, first, end)
+        block = column_block(features, rows, first, end)
         for column in range(first, end):
             yield _tame(block[:, column - first].astype(np.float64), low[column], high[column])
-
-
-def _column_block(features: Features, rows: NDArray[np.int64], first: int, end: int) -> NDArray[np.float32]:
-    if isinstance(features, FeatureRows) and features.sparse:
-        return features.column_block(rows, first, end)
-    block = np.empty((len(rows), end - first), np.float32)
-    for start in range(0, len(rows), BLOCK):
-        part = slice(start, start + BLOCK)
-        block[part] = features[rows[part]][:, first:end]
-    return block
 
 
 def _ordinary_range(features: Features) -> tuple[Floats, Floats, NDArray[np.bool_]]:
