@@ -382,7 +382,7 @@ def _curve_by_tail(x: Floats, low: float) -> tuple[int, float]:
     x = x[~np.isnan(x)]
     centred = x - x.mean() if len(x) else x
     variance = (centred**2).mean() if len(x) else 0.0
-    if variance == 0 or ((centred / np.sqrt(variance)) ** 4).mean() < HEAVY:
+    if variance == 0 or np.square(np.square(centred / np.sqrt(variance))).mean() < HEAVY:
         return AS_IS, 1.0
     if low >= 0:
         return LOG, float(np.quantile(x[x > 0], 0.1))
