@@ -915,3 +915,11 @@ def test_documents_may_have_weights():
             make().fit(X, y, qid=qid, document_weight=bad)
     with pytest.raises(ValueError, match="neural_ndcg.*weights of documents"):
         NeuralRanker(model="linear", epochs=1).fit(X, y, qid=qid, document_weight=weight)
+
+
+def test_weights_of_documents_leave_the_default_its_losses_that_take_them():
+    X, y, qid = rows_of(synthetic("tiny"))
+    weight = np.where(np.arange(len(y)) % 2, 1.0, 0.0)
+    ranker = NeuralRanker(members=4, epochs=1, random_state=0).fit(X, y, qid=qid, document_weight=weight)
+    assert [member["loss"] for member in ranker.members_] == ["softmax", "query_rmse", "lambdarank@10", "softmax"]
+    assert ranker.config_.loss.names == ("softmax", "query_rmse", "lambdarank@10")

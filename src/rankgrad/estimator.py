@@ -55,8 +55,8 @@ from rankgrad.runs.load import load as load_ranker
 from rankgrad.training import config as settings
 from rankgrad.training.build import (
     as_spec,
-    expect_weights,
     fit_to_data,
+    for_weighted_documents,
     make_device,
     make_objectives,
     make_state,
@@ -264,7 +264,8 @@ class NeuralRanker(BaseEstimator):
           LightGBM; or a column "qid" of a frame X, as in XGBoost.
         - `sample_weight`: one weight per query, in order of first appearance, or one per row, equal within a query.
           A query of weight 0 is never seen. Evaluation sets are not weighted.
-        - `document_weight`: one weight per row, for losses that are sums over documents or pairs; the others refuse it.
+        - `document_weight`: one weight per row, for losses that are sums over documents or pairs; the others refuse it, and of several
+          losses only those that take it learn.
         - `eval_set`: (X, y, qid) that picks the best epoch by `metric`; or (X, y) with `eval_qid` or `eval_group`; or a list of such sets,
           with a list of `eval_qid` or `eval_group`. Of several the last one picks, as in XGBoost, unless it is (X, y) itself.
         - `eval_X`, `eval_y`: the same in LightGBM's other form, of one set or, as tuples, of several.
@@ -280,7 +281,7 @@ class NeuralRanker(BaseEstimator):
         rows, labels, levels = _documents(self, features, y, reset=before is None, places=places)
         data = group_arrays(rows, labels, _query_ids(len(rows), qid, group), sample_weight, categories=levels)
         if document_weight is not None:
-            expect_weights(config, loss)
+            config = for_weighted_documents(config, loss)
             data = with_document_weights(data, document_weight, len(rows))
         chosen_by = metric_that_chooses(config, metric)
         expect_grades(data, [chosen_by])

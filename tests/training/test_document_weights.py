@@ -119,6 +119,17 @@ def test_losses_without_weights_say_why(name):
         run(with_(loss_name=name), DATA)
 
 
+def test_of_several_losses_those_learn_that_take_weights():
+    names = ("softmax", "neural_ndcg@10", "lambdarank@10")
+    config = dataclasses.replace(CONFIG, members=Members(count=3), loss=Loss(names))
+    weighted = dataclasses.replace(config, data=Data("lists.csv", document_weight="w"))
+    assert validate(weighted).loss.names == ("softmax", "lambdarank@10")
+    assert validate(config).loss.names == names
+    others = dataclasses.replace(weighted, loss=Loss(("neural_ndcg", "approx_ndcg")))
+    with pytest.raises(ValueError, match=r"neural_ndcg\+approx_ndcg takes no weights.*softmax"):
+        validate(others)
+
+
 def test_a_run_resumes_with_the_weights_it_had():
     config = with_(loss_name="softmax")
     state, expected, _ = run(config, DATA)

@@ -33,7 +33,7 @@ from rankgrad.models import (
     SharedTransformer,
     Transformer,
 )
-from rankgrad.training.config import TREES, Config, Model, Optimiser, Train, checked_types
+from rankgrad.training.config import TREES, Config, Model, Optimiser, Train, checked_types, replaced
 from rankgrad.training.execution import CHOICES
 from rankgrad.training.members import MemberState
 from rankgrad.training.network import OwnModel, check_network, expect_network, is_own, make_network
@@ -183,15 +183,17 @@ def _make_objective(spec: LossSpec, options: dict[str, Any]) -> Objective:
     return objective
 
 
-def expect_weights(config: Config, loss: OwnLoss = None) -> None:
-    """Refuse losses that cannot learn from documents of different weights."""
-    for name, (spec, _) in losses_of(config, loss).items():
-        if not spec.weights:
-            able = ", ".join(other.name for other in LOSS_TABLE if other.weights)
-            raise ValueError(
-                f"the loss {name} takes no weights of documents (data.document_weight), because it is a function of the whole "
-                f"ranking, of which no document is a term; expected one of {able}; choose one, or leave the weights out"
-            )
+def for_weighted_documents(config: Config, loss: OwnLoss = None) -> Config:
+    """The configuration with those of its losses alone that learn from documents of different weights; refused if there are none."""
+    losses = losses_of(config, loss)
+    able = tuple(name for name, (spec, _) in losses.items() if spec.weights)
+    if not able:
+        others = ", ".join(other.name for other in LOSS_TABLE if other.weights)
+        raise ValueError(
+            f"the loss {config.loss.title} takes no weights of documents (data.document_weight), because it is a function of the whole "
+            f"ranking, of which no document is a term; expected one of {others}; choose one, or leave the weights out"
+        )
+    return config if len(able) == len(losses) else replaced(config, "loss.name", able)
 
 
 def takes_gain(config: Config, loss: OwnLoss = None) -> bool:
@@ -362,7 +364,7 @@ def validate(config: Config, loss: OwnLoss = None, metric: Metric | None = None,
     else:
         make_objectives(config, loss)
         if config.data.document_weight is not None:
-            expect_weights(config, loss)
+            config = for_weighted_documents(config, loss)
         if own is not None:
             expect_network(own, config.model.options)
         if is_own(config.model.kind):
@@ -411,6 +413,8 @@ def _check_model(settings: Model) -> None:
     for size in settings.hidden:
         whole("every size in model.hidden", size, 1)
     probability("model.dropout", settings.dropout)
+    if one_of("model.inputs", settings.inputs, (*INPUTS, "auto")) == "auto":
+        settings = dataclasses.replace(settings, inputs="features")
     try:
         with torch.device("meta"):
             make_model(settings, 1, 1, tanh=False)
