@@ -110,8 +110,8 @@ class NeuralRanker(BaseEstimator):
     - `model`: "transformer" (`width`, `layers`, `heads`, `feedforward`), "mlp" (`hidden`) or "linear", or a network of your
       own, an `nn.Module` or a class of one (see `rankgrad.training.network`); with `dropout`
       and `input_noise` (deviation of what is added to scaled features in training); `inputs`: "features"; "list" for where
-      each feature stands within its list beside it; "pieces" for both cut into pieces too, so that a first layer draws curves;
-      `tanh` on the scores, None: where the loss asks for it (neural_...).
+      each feature stands within its list beside it; "pieces" for both cut into pieces too, so that a first layer draws curves; "auto", as strong
+      says, for pieces up to 1,024 features; `tanh` on the scores, None: where the loss asks for it (neural_...).
     - `scaling` of the features, fitted on the training queries: auto, web30k, symlog, standard, quantile, quantile_auto, none.
     - `categorical`: columns of categories by name, pattern ("brand_*") or place, beside those of a frame whose type says so
       (category, texts, truth values); each level has a vector that is learned.

@@ -289,7 +289,7 @@ def test_devices():
 def test_recipes_are_valid_and_what_they_say():
     assert list(RECIPES) == ["strong", "paper", "small", "dasalc"]
     strong = RECIPES["strong"]()
-    assert (strong.members.count, strong.members.bag, strong.model.inputs) == (0, 0, "pieces") and len(
+    assert (strong.members.count, strong.members.bag, strong.model.inputs) == (0, 0, "auto") and len(
         strong.loss.names
     ) == 4
     for recipe in RECIPES.values():

@@ -31,6 +31,7 @@ from rankgrad.training.config import (
     configure,
     dumps,
     loads,
+    replaced,
     strong,
 )
 from rankgrad.training.loop import train
@@ -473,6 +474,20 @@ def test_the_count_of_members_follows_the_device_and_the_data():
     assert fit_to_data(strong(), lists(9), CPU, validated=False).members.bag == 1
     given = dataclasses.replace(strong(), members=MemberSettings(count=7, keep=9, bag=2))
     assert fit_to_data(given, small, CPU, validated=True).members == MemberSettings(count=7, keep=7, bag=2)
+
+
+@pytest.mark.parametrize("members", [0, 1])
+def test_inputs_are_in_pieces_unless_there_are_very_many_features(members):
+    config = replaced(strong(), "members.count", members)
+    found = {
+        features: fit_to_data(config, lists(4, features=features), CPU, validated=True).model.inputs
+        for features in (3, 1_024, 1_025)
+    }
+    assert found == {3: "pieces", 1_024: "pieces", 1_025: "features"}
+    given = replaced(config, "model.inputs", "list")
+    assert fit_to_data(given, lists(4, features=1_025), CPU, validated=True).model.inputs == "list"
+    own = replaced(replaced(config, "members.count", 1), "model.kind", "tower:Tower")
+    assert fit_to_data(own, lists(4), CPU, validated=True).model.inputs == "features"
 
 
 def test_a_configuration_and_a_file_keep_one_member():

@@ -23,7 +23,7 @@ from rankgrad.runs.ensemble import Ensemble, Network, open_run
 from rankgrad.runs.run import Event, Finished, Run, ScoringRun, Started, settled
 from rankgrad.runs.significance import compare
 from rankgrad.runs.trees import write_models
-from rankgrad.training.build import make_device, make_objectives, make_state
+from rankgrad.training.build import fit_to_data, make_device, make_objectives, make_state
 from rankgrad.training.config import TREES, Config, Loss, Model, Optimiser, Train, replaced, with_settings
 from rankgrad.training.data import columns_of, fingerprint_of, hold_out, scaled
 from rankgrad.training.evaluate import measure
@@ -106,8 +106,10 @@ def _distil(
     begin = time.perf_counter()
     lists = _read(teachers[0], config)
     targets = _targets(teacher, {name: part for name, part in lists.items() if name != "test"})
-    files.rewrite_config(out, config, fingerprint_of(targets))
     device = make_device(config.train.device)
+    if config.model.kind not in TREES:
+        config = fit_to_data(config, targets["train"], device, validated=True)
+    files.rewrite_config(out, config, fingerprint_of(targets))
     if config.model.kind in TREES:
         facts = _grow(config, targets, lists["train"], out)
     else:

@@ -41,6 +41,7 @@ from rankgrad.training.precision import PRECISIONS
 from rankgrad.training.state import OPTIMISERS, SCHEDULES, TrainState, make_optimiser
 from rankgrad.training.step import Objective
 
+MANY_FEATURES = 1_024  # inputs in pieces are ten times as many: of more features they would be most of the work
 FEWEST_TO_BAG = 10  # queries: fewer cannot choose anything
 SHARING = 16  # members that share their weights, where their number is left to the data
 
@@ -203,11 +204,15 @@ def takes_gain(config: Config, loss: OwnLoss = None) -> bool:
 
 
 def fit_to_data(config: Config, data: RankingDataset, device: torch.device, *, validated: bool) -> Config:
-    """The configuration with the numbers that were left to the data (0) filled in; `validated`: there is a validation split.
+    """The configuration with what was left to the data (0, "auto") filled in; `validated`: there is a validation split.
 
-    Batches grow and epochs fall with the number of queries; members fall in number where one costs more than on a few hundred
-    queries; without a validation split, members are bagged.
+    Inputs are in pieces unless there are very many features. Batches grow and epochs fall with the number of queries; members fall in
+    number where one costs more than on a few hundred queries; without a validation split, members are bagged.
     """
+    if config.model.inputs == "auto":
+        few = data.features.shape[1] <= MANY_FEATURES and not is_own(config.model.kind)
+        inputs = "pieces" if few else "features"
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, inputs=inputs))
     members, settings, queries = config.members, config.train, len(data)
     if members.count == 1:
         return config
@@ -430,8 +435,8 @@ def _check_own_model(config: Config) -> None:
             f"members are networks of rankgrad, trained at once, and {kind} is your own; expected members.count = 1, as in the "
             "recipes paper and small"
         )
-    for name, ours in (("tanh", None), ("inputs", "features"), ("input_noise", 0.0)):
-        if getattr(settings, name) != ours:
+    for name, ours in (("tanh", (None,)), ("inputs", ("features", "auto")), ("input_noise", (0.0,))):
+        if getattr(settings, name) not in ours:
             raise ValueError(f"model.{name} is for networks of rankgrad, and {kind} is your own; do it in the network")
 
 

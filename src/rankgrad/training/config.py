@@ -70,7 +70,9 @@ class Model:
     dropout: float = 0.1  # share of the units set to zero in training
     input_noise: float = 0.0  # deviation of the noise added to scaled features in training
     tanh: bool | None = None  # on the scores
-    inputs: str = "features"  # features; list: and where each stands within its list; pieces: both in 4 pieces too
+    inputs: str = (
+        "features"  # features; list: and where each stands within its list; pieces: both in 4 pieces too; auto
+    )
     options: Mapping[str, Option] = field(default_factory=dict)  # of a network of your own: Class(features, **options)
 
 
@@ -372,11 +374,11 @@ def small() -> Config:
 def strong() -> Config:
     """Many small networks at once on list-relative inputs in pieces, four losses dealt out among them, the best averaged.
 
-    The way to beat boosted trees without tuning: sizes, folds and scaling follow the data and the device.
+    The way to beat boosted trees without tuning: sizes, folds, scaling and inputs follow the data and the device.
     """
     return Config(
         data=Data(scaling="quantile_auto"),
-        model=Model(kind="mlp", hidden=(64, 64), inputs="pieces"),
+        model=Model(kind="mlp", hidden=(64, 64), inputs="auto"),
         loss=Loss(("softmax", "query_rmse", "neural_ndcg@10", "lambdarank@10")),
         optimiser=Optimiser(name="adamw", schedule="cosine", warmup_epochs=2),
         members=Members(count=0, keep=0, bag=0),
