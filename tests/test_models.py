@@ -730,6 +730,21 @@ def test_one_large_list_is_scored_by_onednn_and_the_same_to_rounding(monkeypatch
         assert not torch.allclose(model(x), expected)
 
 
+@pytest.mark.parametrize("inference", [True, False])
+def test_weights_that_lie_where_others_lay_are_noticed(monkeypatch, inference):
+    """Memory that is free again is given out again, and of tensors made in inference mode torch counts no changes."""
+    model, x = Members(FEATURES, ids=range(3), hidden=(8, 6)).eval(), torch.randn(1, 30, FEATURES)
+    monkeypatch.setattr("rankgrad.models.WORTH_ONEDNN", 1)
+    with torch.inference_mode(inference), torch.no_grad():
+        for number in range(40):
+            for _ in range(2):
+                model.weights.data = torch.randn_like(model.weights)
+            if inference:
+                model.double().float()
+                model.weights.mul_(1 + number)
+            assert torch.equal(model(x), copy.deepcopy(model)(x))
+
+
 def test_a_member_begins_where_its_number_says():
     two, one = make_members(), Members(FEATURES, ids=[8], hidden=(8, 6)).double()
     assert torch.equal(two.weights[1], one.weights[0])

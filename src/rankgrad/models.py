@@ -262,7 +262,7 @@ class Members(nn.Module):
         decays = [torch.full((size,), float(number in matrices)) for number, size in enumerate(self.sizes)]
         self.register_buffer("decays", torch.cat(decays), persistent=False)
         self.seeds: Tensor | None = None
-        self._beside: dict[bool, tuple[tuple[Any, ...], Tensor, Tensor]] = {}  # see `_first_layer`
+        self._beside: dict[bool, tuple[tuple[Any, ...], Tensor, Tensor, Tensor]] = {}  # see `_first_layer`
         self.threshold: Tensor
         self.scale: Tensor
         self.decays: Tensor
@@ -319,12 +319,16 @@ class Members(nn.Module):
         """
         large = x.numel() * weight[:, 0].numel() >= WORTH_ONEDNN
         alone = torch.is_inference_mode_enabled() and large and x.dtype == torch.float32 and ONEDNN
-        version = 0 if self.weights.is_inference() else self.weights._version  # counts changes in place
-        state = version, self.weights.data_ptr(), self.weights.dtype
+        weights = self.weights
+        # Of tensors made in inference mode changes in place are not counted, so nothing is kept of them.
+        version = object() if weights.is_inference() else weights._version
+        state = version, weights.data_ptr(), weights.dtype
         if alone not in self._beside or self._beside[alone][0] != state:
             matrices, biases = weight.transpose(1, 2).flatten(0, 1).contiguous(), bias.flatten()
-            self._beside[alone] = state, *((matrices.to_mkldnn(), biases.to_mkldnn()) if alone else (matrices, biases))
-        _, matrices, biases = self._beside[alone]
+            kept = (matrices.to_mkldnn(), biases.to_mkldnn()) if alone else (matrices, biases)
+            # With the weights they are of, so that no others can come to lie where these did.
+            self._beside[alone] = state, *kept, weights.detach()
+        matrices, biases = self._beside[alone][1:3]
         return functional.linear(x.to_mkldnn() if alone else x, matrices, biases).to_dense()
 
     def __getstate__(self) -> dict[str, Any]:
