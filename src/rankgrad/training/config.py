@@ -70,9 +70,7 @@ class Model:
     dropout: float = 0.1  # share of the units set to zero in training
     input_noise: float = 0.0  # deviation of the noise added to scaled features in training
     tanh: bool | None = None  # on the scores
-    inputs: str = (
-        "features"  # features; list: and where each stands within its list; pieces: both in 4 pieces too; auto
-    )
+    inputs: str = "features"  # features; list: beside their place in the list; pieces: both in 4 pieces too; auto
     options: Mapping[str, Option] = field(default_factory=dict)  # of a network of your own: Class(features, **options)
 
 
