@@ -45,6 +45,7 @@ PREDICTING = {"predict, strong": {}, "predict, paper": {"recipe": "paper"}, "pre
 FITS = {  # size of synthetic lists, lists, parameters
     "members": ("small", 300, {"members": 8, "epochs": 8}),
     "mlp": ("small", 400, {"model": "mlp", "epochs": 30}),
+    "mlp, small batches": ("small", 400, {"model": "mlp", "epochs": 15, "batch_size": 8}),
     "linear": ("small", 400, {"model": "linear", "epochs": 40}),
     "transformer": ("small", 400, {"model": "transformer", "epochs": 4}),
     "transformer, long lists": ("web30k", 192, {"model": "transformer", "epochs": 3, "batch_size": 32}),

@@ -32,6 +32,7 @@ from rankgrad.training.members import MemberState
 from rankgrad.training.paces import Pace, Paces, Way, work_of
 from rankgrad.training.precision import usable_bfloat16
 from rankgrad.training.readback import StepReports
+from rankgrad.training.room import Room
 from rankgrad.training.state import Epoch as Epoch, Progress, Step as Step, TrainState, learning_rate
 from rankgrad.training.step import Objective
 from rankgrad.training.step_rng import StepRandomness
@@ -101,6 +102,7 @@ def _train(
     schedule = replace(config.optimiser, lr=1.0) if isinstance(state, MemberState) else config.optimiser
     if pace is not None:
         work(next(pace))
+        room = Room()
     while not state.finished(settings):
         of_members = isinstance(state, MemberState)
         reports = StepReports(progress, settings.nonfinite, train_set, device, members=of_members)
@@ -111,7 +113,7 @@ def _train(
                 report = step(batch)
             if pace is not None:
                 seconds, at_work = time.perf_counter() - begun, time.thread_time() - begun_at_work
-                work(pace.send(Pace(seconds, _work_of(batch), at_work / seconds)))
+                work(pace.send(Pace(seconds, _work_of(batch), at_work / seconds, room())))
             progress.step += 1
             stopping = reports.push(report, batch.queries) or (distributed.place()[1] == 1 and train_step.asked)
             if stopping:

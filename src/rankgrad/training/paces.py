@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
+WANTED = 0.35  # cores less than threads: so much others have for a moment on an idle machine too
 UNDISTURBED = 0.85  # least share of a core on an idle machine
 AMONG_SEVERAL = 0.72  # the same of one of several threads, which may sleep while it waits for the others
 STEP_ITSELF = 250  # documents that take as long as what every step takes
@@ -25,11 +26,12 @@ class Way:
 
 
 class Pace(NamedTuple):
-    """What a step took: seconds for its work, and the share of them in which its thread had a core."""
+    """What a step took: seconds for its work, the share of them in which its thread had a core, and how many there were for it (`room`)."""
 
     seconds: float
     work: float
     share: float
+    room: float = math.inf
 
     @property
     def relative(self) -> float:
@@ -45,21 +47,29 @@ def work_of(documents: int, padded_to: int = 0) -> float:
 
 
 class Span(NamedTuple):
-    """So many steps, or fewer that take so many seconds: short steps differ by chance, and of long ones a few say enough."""
+    """So many steps, or fewer that take so many seconds: short steps differ by chance, and of long ones a few say enough.
+
+    More of very short ones, that take the least seconds: other programs have a core for some thousandths of one at a time.
+    """
 
     steps: int
     seconds: float
+    least: float = 0.0
 
-    def covered(self, paces: Sequence[Pace]) -> bool:
-        return len(paces) >= self.steps or sum(pace.seconds for pace in paces) >= self.seconds
+    def covered(self, steps: int, seconds: float) -> bool:
+        return seconds >= self.seconds or (steps >= self.steps and seconds >= self.least)
 
     def times(self, factor: float) -> "Span":
-        return Span(int(self.steps * factor), self.seconds * factor)
+        return Span(int(self.steps * factor), self.seconds * factor, self.least * factor)
 
 
 HURRIED = Span(3, 0.6)  # by which other programs are noticed: by one step only if it is very long
+FIRST = Span(5, 0.1, least=0.08)  # with what training begins: are there other programs?
+CALM = Span(10, 1.0, least=0.2)  # by which it is noticed that they are gone
 TRIED = Span(5, 0.5)  # a trial; twice as long beside other programs, whose turns come by chance
 HELD, HELD_LONGEST = Span(30, 3.0), Span(240, 24.0)  # between two trials
+BEFORE_A_TRIAL = 1.0  # seconds beside other programs: of small operations a trial's step may take half of one
+LOST = 12  # times what a trial has lost pass before the next
 Paces = Generator[Way, Pace, None]
 
 
@@ -67,29 +77,36 @@ def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
     """A way for each step, which is sent its pace: one of these numbers of threads, asleep where other programs want the cores too.
 
     From one thread on a calm machine the largest number is tried first. Then now and then a neighbouring one is, and the faster stays. Trials
-    come less often the more of them were in vain, and end with a step that is far slower. Beside busy programs threads that spin may be ten
-    times slower: when these come they are left without a trial, and tried again when the machine is calm.
+    come less often the more of them were in vain and the more they have lost, and end with a step that is far slower. Beside busy programs
+    threads that spin may be ten times slower: when these come they are left without a trial, and tried again when the machine is calm.
     """
     busy = numbers[0] > 1  # whether it is so: one thread finds out by itself, several begin gently
     alone = beside = 0  # places in `numbers`, on an idle machine and beside busy programs
-    step, held, quiet, usual = -1, TRIED, TRIED.times(2), math.inf
+    step, held, quiet, usual = -1, FIRST, CALM, math.inf
+    owed = wait = 0.0  # seconds before the next trial: for what others have lost, and beside programs that just came
     leaps = len(numbers) > 2  # to the largest number, when one thread is all that is known
     while True:
         at = beside if busy else alone
         one = numbers[at] == 1
         way = Way(numbers[at], asleep=sleeps and busy and not one)
-        noticed = TRIED.times(2) if one else quiet if busy else HURRIED
+        noticed = CALM if one else quiet if busy else HURRIED
         steps: list[Pace] = []
-        changed = False  # between busy and calm
-        while not (changed or held.covered(steps)):
+        spent, over, changed = 0.0, False, False  # changed: between busy and calm
+        pause = max(owed, wait)
+        while not (changed or (over and spent >= pause)):
             steps.append((yield way))
+            spent += steps[-1].seconds
+            over = over or all(span.covered(len(steps), spent) for span in (held, FIRST))
             latest = _latest(steps, noticed)
-            enough = noticed.covered(latest) or held.covered(steps)
-            changed = enough and _disturbed(latest, way, usual) != busy
-        usual = _usual(_latest(steps, TRIED.times(2)))
+            enough = over or noticed.covered(len(latest), _seconds(latest))
+            waits = busy and not one and spent < pause  # with what it would do
+            changed = enough and not waits and _disturbed(latest, way, usual) != busy
+        usual = _usual(_latest(steps[1:] or steps, TRIED.times(2)))  # the first may wake threads
+        owed, wait = max(0.0, owed - spent), 0.0
         if changed and (one or not busy or not sleeps):
             held = TRIED if busy else TRIED.times(2)  # more are soon tried where it is calm again
-            busy, alone, step, quiet = not busy, at if busy else 0, -1, TRIED.times(2)
+            wait = 0.0 if busy else BEFORE_A_TRIAL
+            busy, alone, step, quiet = not busy, at if busy else 0, -1, CALM
             leaps = len(numbers) > 2
             continue
         leap = leaps and one and not busy
@@ -103,11 +120,13 @@ def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
             continue
         tried: list[Pace] = []
         long_enough = TRIED.times(2 if busy and not changed else 1)
-        while not (long_enough.covered(tried) or _in_vain(tried, usual)):
+        while not (long_enough.covered(len(tried), _seconds(tried)) or _in_vain(tried, usual)):
             tried.append((yield trial))
         # Where it is calm threads need not be faster awake: other numbers of them may be, which are tried then.
         found = _usual(tried[1:] or tried)
         leaps = leaps and not leap
+        lost = sum(pace.seconds - usual * pace.work for pace in tried)
+        owed = 0.0 if leap else LOST * max(0.0, lost)  # all of many threads may be slow where two are not
         if leap and found >= FASTER * usual:
             held, step = TRIED, -1  # and soon the neighbour
         elif found >= (usual / FASTER if changed else FASTER * usual):
@@ -124,6 +143,10 @@ def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
                 alone, step = place, -step
 
 
+def _seconds(steps: Sequence[Pace]) -> float:
+    return sum(pace.seconds for pace in steps)
+
+
 def _in_vain(tried: list[Pace], usual: float) -> bool:
     """Whether a trial need not go on. Its first step, which also wakes threads, says less."""
     return bool(tried) and tried[-1].relative > (SLOWER if len(tried) > 1 else FAR_SLOWER) * usual
@@ -134,7 +157,7 @@ def _latest(steps: list[Pace], span: Span) -> list[Pace]:
     seconds = 0.0
     for count, pace in enumerate(reversed(steps), 1):
         seconds += pace.seconds
-        if count >= span.steps or seconds >= span.seconds:
+        if span.covered(count, seconds):
             return steps[-count:]
     return steps
 
@@ -144,7 +167,9 @@ def _usual(steps: list[Pace]) -> float:
 
 
 def _disturbed(steps: list[Pace], way: Way, usual: float) -> bool:
-    """Whether another program seems to want the core of the steps' thread, or of one for which it waits. Of several, one may be so by chance."""
+    """Whether other programs seem to want the core of a thread; where there is one, also that of a second. A step may look so by chance."""
     shares = sorted(pace.share for pace in steps)[len(steps) > 1 :]
     least = UNDISTURBED if way.threads == 1 else AMONG_SEVERAL
-    return fmean(shares) < least or min(pace.relative for pace in steps) > SLOWER * usual
+    rooms = [pace.room for pace in steps if pace.room < math.inf]
+    crowded = bool(rooms) and fmean(rooms) < max(way.threads, 2) - WANTED
+    return crowded or fmean(shares) < least or min(pace.relative for pace in steps) > SLOWER * usual

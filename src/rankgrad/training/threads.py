@@ -28,6 +28,7 @@ from rankgrad.training.paces import Paces, Way, paces
 
 WORTH_A_THREAD = 5e8  # multiplications, documents x weights: fewer cost more in waiting than a thread saves
 WORTH_IN_TRAINING = 1.2e8  # of a step, where threads wait as the load says
+WORTH_TRYING = 1.5e7  # of a step, for which several threads may pay on an idle machine
 PROBED = 2**18  # inputs of the lists on which numbers of threads are compared: few, for some tenths of a second
 NETWORKS = (Transformer, MLP, Linear, SharedMLP, SharedTransformer)  # to be called changes nothing in them
 
@@ -88,7 +89,7 @@ def threads_of_training(config: Config, model: nn.Module, data: RankingDataset, 
     if isinstance(model, Members):  # each product is one thread's
         return 0 if most_threads() > 1 and learns_the_same(model, lists, [usual]) else worth
     # Also where there is one thread, so that a run learns the same wherever it goes on.
-    follows = type(model) in NETWORKS and work >= 2 * WORTH_IN_TRAINING
+    follows = type(model) in NETWORKS and work >= WORTH_TRYING
     return 0 if follows and learns_the_same(model, lists, [usual, longest]) else worth
 
 

@@ -1,0 +1,55 @@
+"""How many cores other programs leave to this process, read from Linux's counters. Imports no torch."""
+
+import os
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+COUNTERS = Path("/proc/stat")  # of every core, in hundredths of a second since it began
+WINDOW = 0.05  # seconds between two readings: five of the counters' units
+READING = 0.01  # largest share of the time that readings may take, where there are hundreds of cores
+
+
+class Room:
+    """Cores that this process had or that were idle, on average of the latest window; infinite where that is not known.
+
+    >>> Room()() > 0
+    True
+    """
+
+    def __init__(self) -> None:
+        self._found = float("inf")
+        self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else frozenset()
+        self._begin()
+
+    def __call__(self) -> float:
+        """A new window begins when this one is long enough."""
+        if self._idle is None or (passed := time.perf_counter() - self._since) < self._long_enough:
+            return self._found
+        idle, had = self._idle, self._had
+        self._begin()
+        if self._idle is not None:
+            self._found = (self._had - had + self._idle - idle) / passed
+        return self._found
+
+    def _begin(self) -> None:
+        begun = time.perf_counter()
+        self._idle = _idle_seconds(self._cores)
+        self._since, self._had = time.perf_counter(), time.process_time()
+        self._long_enough = max(WINDOW, (self._since - begun) / READING)
+
+
+def _idle_seconds(cores: Collection[int]) -> float | None:
+    """What these cores have been idle since the system began, all together; None where nobody counts."""
+    try:
+        lines = COUNTERS.read_text().splitlines()
+        counted = {
+            name: [int(count) for count in counts] for name, *counts in map(str.split, lines) if name[:3] == "cpu"
+        }
+        of_ours = [counted[f"cpu{core}"] for core in cores]
+    except (OSError, ValueError, KeyError):
+        return None
+    # user, nice, system, idle, waiting for a disk, ...; some sandboxes have a file of zeros.
+    if not any(map(sum, of_ours)):
+        return None
+    return sum(counts[3] + counts[4] for counts in of_ours) / os.sysconf("SC_CLK_TCK")
