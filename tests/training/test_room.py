@@ -71,6 +71,20 @@ def test_readings_that_take_long_are_seldom(machine, monkeypatch):
     assert machine.read <= 6
 
 
+def test_counters_may_be_few(machine, monkeypatch):
+    monkeypatch.setattr(machine, "read_text", lambda: f"cpu0 10 0 5 {machine.idle[0] * 100:.0f}\ncpu2 10 0 5 0\n")
+    read = Room()
+    machine.passes(1.0, 1.0, (1.0, 0.0, 0.0))
+    assert read() == pytest.approx(2.0)
+
+
+def test_of_a_thread_that_is_bound_to_a_core_nothing_is_said_of_others(machine, monkeypatch):
+    monkeypatch.setattr(room.os, "sched_getaffinity", lambda _: {0})
+    read = Room()
+    machine.passes(1.0, 1.0, (0.0, 0.0, 1.0))
+    assert read() == math.inf
+
+
 @pytest.mark.parametrize("text", ["", "cpu0 0 0 0 0 0\ncpu2 0 0 0 0 0\n", "cpu0 1 2 3 4 5\n", "cpu0 a b\n", None])
 def test_where_nobody_counts_room_is_infinite(machine, monkeypatch, text):
     def said():

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
-WANTED = 0.35  # cores less than threads: so much others have for a moment on an idle machine too
+WANTED, OF_EACH = (
+    0.35,
+    0.1,
+)  # cores less than threads, at least and for each: others have so much for a moment on an idle machine too
 UNDISTURBED = 0.85  # least share of a core on an idle machine
 AMONG_SEVERAL = 0.72  # the same of one of several threads, which may sleep while it waits for the others
 STEP_ITSELF = 250  # documents that take as long as what every step takes
@@ -66,10 +69,13 @@ class Span(NamedTuple):
 HURRIED = Span(3, 0.6)  # by which other programs are noticed: by one step only if it is very long
 FIRST = Span(5, 0.1, least=0.08)  # with what training begins: are there other programs?
 CALM = Span(10, 1.0, least=0.2)  # by which it is noticed that they are gone
-TRIED = Span(5, 0.5)  # a trial; twice as long beside other programs, whose turns come by chance
+TRIED = Span(5, 0.5)  # a trial
+BESIDE = Span(20, 2.0, least=1.0)  # the same beside other programs, whose turns last for a tenth of a second and more
 HELD, HELD_LONGEST = Span(30, 3.0), Span(240, 24.0)  # between two trials
 BEFORE_A_TRIAL = 1.0  # seconds beside other programs: of small operations a trial's step may take half of one
-LOST = 12  # times what a trial has lost pass before the next
+CHANCE = 0.1  # seconds that a trial beside them may lose before it is judged
+LOST, SPENT = 12, 8  # times what a trial has lost, and beside other programs has taken, pass before the next
+LONGEST = 60.0  # seconds of that, if a step just stood still
 Paces = Generator[Way, Pace, None]
 
 
@@ -83,7 +89,8 @@ def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
     busy = numbers[0] > 1  # whether it is so: one thread finds out by itself, several begin gently
     alone = beside = 0  # places in `numbers`, on an idle machine and beside busy programs
     step, held, quiet, usual = -1, FIRST, CALM, math.inf
-    owed = wait = 0.0  # seconds before the next trial: for what others have lost, and beside programs that just came
+    # Seconds before the next trial: of other numbers, calm and busy, and of threads that sleep to be awake; where programs just came.
+    owed, owed_awake, wait = [0.0, 0.0], 0.0, 0.0
     leaps = len(numbers) > 2  # to the largest number, when one thread is all that is known
     while True:
         at = beside if busy else alone
@@ -91,21 +98,26 @@ def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
         way = Way(numbers[at], asleep=sleeps and busy and not one)
         noticed = CALM if one else quiet if busy else HURRIED
         steps: list[Pace] = []
-        spent, over, changed = 0.0, False, False  # changed: between busy and calm
-        pause = max(owed, wait)
+        spent, look, over, changed = 0.0, 0.0, False, False  # changed: between busy and calm
+        pause = max(owed[busy], wait)
         while not (changed or (over and spent >= pause)):
             steps.append((yield way))
             spent += steps[-1].seconds
+            if spent < look:
+                continue
+            look = spent + noticed.least / 20
             over = over or all(span.covered(len(steps), spent) for span in (held, FIRST))
             latest = _latest(steps, noticed)
             enough = over or noticed.covered(len(latest), _seconds(latest))
-            waits = busy and not one and spent < pause  # with what it would do
-            changed = enough and not waits and _disturbed(latest, way, usual) != busy
-        usual = _usual(_latest(steps[1:] or steps, TRIED.times(2)))  # the first may wake threads
-        owed, wait = max(0.0, owed - spent), 0.0
+            asked = one or not busy or spent >= owed_awake
+            changed = asked and enough and _disturbed(latest, way, usual) != busy
+        # The first may wake threads.
+        usual = _usual(_latest(steps[1:] or steps, BESIDE if busy else TRIED.times(2)), by_chance=busy)
+        owed = [max(0.0, seconds - spent) for seconds in owed]
+        owed_awake, wait = max(0.0, owed_awake - spent), 0.0
         if changed and (one or not busy or not sleeps):
             held = TRIED if busy else TRIED.times(2)  # more are soon tried where it is calm again
-            wait = 0.0 if busy else BEFORE_A_TRIAL
+            wait, usual = 0.0 if busy else BEFORE_A_TRIAL, math.inf
             busy, alone, step, quiet = not busy, at if busy else 0, -1, CALM
             leaps = len(numbers) > 2
             continue
@@ -119,22 +131,34 @@ def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
         else:
             continue
         tried: list[Pace] = []
-        long_enough = TRIED.times(2 if busy and not changed else 1)
-        while not (long_enough.covered(len(tried), _seconds(tried)) or _in_vain(tried, usual)):
+        by_chance = busy and not changed
+        long_enough = BESIDE if by_chance else TRIED
+        over = False
+        while not over:
             tried.append((yield trial))
+            spent, latest = _seconds(tried), _latest(tried, CALM)
+            left = (
+                by_chance and CALM.covered(len(tried), spent) and not _disturbed(latest, trial, usual)
+            )  # by the others
+            over = left or long_enough.covered(len(tried), spent) or _in_vain(tried, usual, by_chance)
         # Where it is calm threads need not be faster awake: other numbers of them may be, which are tried then.
-        found = _usual(tried[1:] or tried)
+        found = _usual(tried[1:] or tried, by_chance)
         leaps = leaps and not leap
-        lost = sum(pace.seconds - usual * pace.work for pace in tried)
-        owed = 0.0 if leap else LOST * max(0.0, lost)  # all of many threads may be slow where two are not
+        lost = min(LONGEST, max(LOST * _lost(tried, usual), SPENT * _seconds(tried) if by_chance else 0.0))
+        if changed:
+            owed_awake = lost
+        elif not leap:  # all of many may be slow where two are not
+            owed[busy] = lost
         if leap and found >= FASTER * usual:
             held, step = TRIED, -1  # and soon the neighbour
         elif found >= (usual / FASTER if changed else FASTER * usual):
             held = min(max(held, HELD.times(0.5)).times(2), HELD_LONGEST)
-            quiet = min(quiet.times(2), HELD_LONGEST) if changed else quiet
+            quiet = min(quiet.times(2), CALM.times(24)) if changed else quiet
         else:
             further = changed or leap or 0 <= place + step < len(numbers)
             held, usual = TRIED if further else HELD.times(0.5), found  # soon on in this direction, not back
+            if further:
+                owed[busy] = 0.0
             if changed:
                 busy, alone = False, place
             elif busy:
@@ -147,9 +171,17 @@ def _seconds(steps: Sequence[Pace]) -> float:
     return sum(pace.seconds for pace in steps)
 
 
-def _in_vain(tried: list[Pace], usual: float) -> bool:
-    """Whether a trial need not go on. Its first step, which also wakes threads, says less."""
-    return bool(tried) and tried[-1].relative > (SLOWER if len(tried) > 1 else FAR_SLOWER) * usual
+def _lost(tried: list[Pace], usual: float) -> float:
+    """Seconds more than usual."""
+    return sum(pace.seconds - usual * pace.work for pace in tried)
+
+
+def _in_vain(tried: list[Pace], usual: float, by_chance: bool) -> bool:
+    """Whether a trial need not go on. Its first step, which also wakes threads, says less; beside other programs any few do."""
+    slower = (SLOWER if len(tried) > 1 else FAR_SLOWER) * usual
+    if by_chance:
+        return _lost(tried, usual) > CHANCE and _seconds(tried) > slower * sum(pace.work for pace in tried)
+    return tried[-1].relative > slower
 
 
 def _latest(steps: list[Pace], span: Span) -> list[Pace]:
@@ -162,8 +194,12 @@ def _latest(steps: list[Pace], span: Span) -> list[Pace]:
     return steps
 
 
-def _usual(steps: list[Pace]) -> float:
-    return median(pace.relative for pace in steps)
+def _usual(steps: list[Pace], by_chance: bool) -> float:
+    """What a unit of work takes; where a step has a core of its own by chance, on average, without the slowest few."""
+    if not by_chance:
+        return median(pace.relative for pace in steps)
+    most = sorted(steps, key=lambda pace: pace.relative)[: len(steps) - len(steps) // 16]
+    return _seconds(most) / sum(pace.work for pace in most)
 
 
 def _disturbed(steps: list[Pace], way: Way, usual: float) -> bool:
@@ -171,5 +207,6 @@ def _disturbed(steps: list[Pace], way: Way, usual: float) -> bool:
     shares = sorted(pace.share for pace in steps)[len(steps) > 1 :]
     least = UNDISTURBED if way.threads == 1 else AMONG_SEVERAL
     rooms = [pace.room for pace in steps if pace.room < math.inf]
-    crowded = bool(rooms) and fmean(rooms) < max(way.threads, 2) - WANTED
+    needed = max(way.threads, 2)
+    crowded = bool(rooms) and fmean(rooms) < needed - max(WANTED, OF_EACH * needed)
     return crowded or fmean(shares) < least or min(pace.relative for pace in steps) > SLOWER * usual

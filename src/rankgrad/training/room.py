@@ -7,6 +7,7 @@ from pathlib import Path
 
 COUNTERS = Path("/proc/stat")  # of every core, in hundredths of a second since it began
 WINDOW = 0.05  # seconds between two readings: five of the counters' units
+WINDOW_OF_CORE = 0.035  # times the root of the cores, as roundings add up; not of the first window
 READING = 0.01  # largest share of the time that readings may take, where there are hundreds of cores
 
 
@@ -21,6 +22,7 @@ class Room:
         self._found = float("inf")
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else frozenset()
         self._begin()
+        self._long_enough = WINDOW
 
     def __call__(self) -> float:
         """A new window begins when this one is long enough."""
@@ -36,7 +38,8 @@ class Room:
         begun = time.perf_counter()
         self._idle = _idle_seconds(self._cores)
         self._since, self._had = time.perf_counter(), time.process_time()
-        self._long_enough = max(WINDOW, (self._since - begun) / READING)
+        at_least = max(WINDOW, WINDOW_OF_CORE * len(self._cores) ** 0.5)
+        self._long_enough = max(at_least, (self._since - begun) / READING)
 
 
 def _idle_seconds(cores: Collection[int]) -> float | None:
@@ -49,7 +52,7 @@ def _idle_seconds(cores: Collection[int]) -> float | None:
         of_ours = [counted[f"cpu{core}"] for core in cores]
     except (OSError, ValueError, KeyError):
         return None
-    # user, nice, system, idle, waiting for a disk, ...; some sandboxes have a file of zeros.
-    if not any(map(sum, of_ours)):
+    # user, nice, system, idle, waiting for a disk, ...; a thread may be bound to one core, and some sandboxes have a file of zeros.
+    if len(of_ours) < 2 or not any(map(sum, of_ours)):
         return None
-    return sum(counts[3] + counts[4] for counts in of_ours) / os.sysconf("SC_CLK_TCK")
+    return sum(sum(counts[3:5]) for counts in of_ours) / os.sysconf("SC_CLK_TCK")
