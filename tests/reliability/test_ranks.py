@@ -7,13 +7,16 @@ import shutil
 import signal
 import sys
 
+import numpy as np
 import pytest
 from reliability.numbers import MODELS, config_of
 
 import children
+from rankgrad.data import synthetic
 from rankgrad.errors import InterruptedRunError, OtherProcessError
 from rankgrad.runs.run import Finished, Started, train_run
 from rankgrad.training import distributed
+from rankgrad.training.config import loads, replaced, strong
 
 pytestmark = pytest.mark.slow  # each starts processes
 
@@ -83,6 +86,29 @@ def test_after_a_restart_the_same_command_goes_on_with_its_run_and_with_no_other
         started, finished = train_run(half, asked)  # it was done when another process was lost
         assert isinstance(started, Started) and isinstance(finished, Finished)
         assert {key: value for key, value in finished.report.items() if key not in ("run", "seconds")} == report(half)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_the_data_have_settled_is_the_run_that_was_asked_for(tmp_path, again, weighted):
+    """Numbers that are left open, inputs, and losses that documents' weights leave out are written down when data are read."""
+    data = synthetic("tiny")
+    if weighted:
+        data = dataclasses.replace(data, document_weights=np.arange(len(data.labels)) % 3 + 1.0)
+    data.save(tmp_path / "lists")
+    members = {"members.count": 4, "train.epochs": 2, "loss.options": {"tau": 2.0}}
+    config = replaced(strong(), "data.path", str(tmp_path / "lists"))
+    for name, value in members.items():
+        config = replaced(config, name, value)
+    events = train_run(tmp_path / "run", config)
+    while type(next(events)).__name__ != "Epoch":
+        pass
+    events.close()
+    settled = loads((tmp_path / "run" / "config.toml").read_text())
+    assert settled.model.inputs == "pieces" and ("neural_ndcg@10" in settled.loss.names) == (not weighted)
+    started, *_ = train_run(tmp_path / "run", config)
+    assert "torchrun" in started.note
+    with pytest.raises(ValueError, match="exists already"):
+        list(train_run(tmp_path / "run", replaced(config, "loss.name", ("softmax", "neural_ndcg@5"))))
 
 
 def test_a_restart_without_a_name_finds_the_run_that_it_had_begun(tmp_path, again, monkeypatch):

@@ -125,6 +125,8 @@ def test_of_several_losses_those_learn_that_take_weights():
     weighted = dataclasses.replace(config, data=Data("lists.csv", document_weight="w"))
     assert validate(weighted).loss.names == ("softmax", "lambdarank@10")
     assert validate(config).loss.names == names
+    smooth = dataclasses.replace(weighted, loss=Loss(names, {"tau": 0.5}))
+    assert validate(smooth).loss == Loss(("softmax", "lambdarank@10"))  # the option was the other's
     others = dataclasses.replace(weighted, loss=Loss(("neural_ndcg", "approx_ndcg")))
     with pytest.raises(ValueError, match=r"neural_ndcg\+approx_ndcg takes no weights.*softmax"):
         validate(others)

@@ -32,7 +32,16 @@ from rankgrad.runs import folder as files
 from rankgrad.runs.load import load
 from rankgrad.runs.provenance import ask_other_programs
 from rankgrad.training import distributed
-from rankgrad.training.build import OwnLoss, as_spec, fit_to_data, make_device, make_objectives, make_state, validate
+from rankgrad.training.build import (
+    OwnLoss,
+    as_spec,
+    fit_to_data,
+    for_weighted_documents,
+    make_device,
+    make_objectives,
+    make_state,
+    validate,
+)
 from rankgrad.training.config import TREES, Config, became, dumps, loads, replaced, with_settings
 from rankgrad.training.data import ScaledSplits, columns_of, shared_splits, without_zero_weights
 from rankgrad.training.distributed import Signals, lost_a_process
@@ -307,7 +316,7 @@ def _train_run(
     if rank == 0 and "test" in splits and files.kept_split(splits) != "test":
         sentence = f"no query in the test split of {config.data.path} has a relevant document: the run is judged by validation alone"
         print(inert_line(sentence), file=sys.stderr)
-    config = _fitted_to_data(config, place, splits, device, rank)
+    config = _fitted_to_data(config, place, splits, device, rank, loss)
     train_set = splits["train"]
     if config.members.bag > 1:  # every query teaches some members and validates others
         parts = [splits[name] for name in ("train", "vali") if name in splits]
@@ -415,10 +424,12 @@ def _start_of(folder: Path, config: Config, rank: int) -> Start | None:
 
 
 def _fitted_to_data(
-    config: Config, folder: Path, splits: dict[str, RankingDataset], device: torch.device, rank: int
+    config: Config, folder: Path, splits: dict[str, RankingDataset], device: torch.device, rank: int, loss: OwnLoss
 ) -> Config:
     """The configuration with what it leaves to the data filled in, written down for a resumption."""
     fitted = fit_to_data(config, splits["train"], device, validated="vali" in splits)
+    if splits["train"].document_weights is not None:  # prepared data keep them, whatever the configuration says
+        fitted = for_weighted_documents(fitted, loss)
     if fitted.members.bag == 1 and "vali" not in splits:  # too few queries to bag: nothing is held out, nothing chosen
         splits["vali"] = splits["train"]
         fitted = replaced(fitted, "train.select", "last")

@@ -194,7 +194,10 @@ def for_weighted_documents(config: Config, loss: OwnLoss = None) -> Config:
             f"the loss {config.loss.title} takes no weights of documents (data.document_weight), because it is a function of the whole "
             f"ranking, of which no document is a term; expected one of {others}; choose one, or leave the weights out"
         )
-    return config if len(able) == len(losses) else replaced(config, "loss.name", able)
+    if len(able) == len(losses):
+        return config
+    taken = {key: value for key, value in config.loss.options.items() if any(key in losses[name][1] for name in able)}
+    return replaced(replaced(config, "loss.name", able), "loss.options", taken)
 
 
 def takes_gain(config: Config, loss: OwnLoss = None) -> bool:

@@ -182,13 +182,19 @@ def became(config: Config, found: Config) -> bool:
 
     >>> became(Config(), Config(train=Train(threads=2))), became(Config(), Config(train=Train(seed=2)))
     (True, False)
+    >>> became(strong(), replaced(strong(), "model.inputs", "pieces"))
+    True
     """
+    if config.loss != found.loss and set(found.loss.names) < set(
+        config.loss.names
+    ):  # the others take no weights of documents
+        return became(dataclasses.replace(config, loss=found.loss), found)
     for section in dataclasses.fields(config):
         ours, theirs = getattr(config, section.name), getattr(found, section.name)
         for key in dataclasses.fields(ours):
             own = getattr(ours, key.name)
-            settled_later = key.name == "select" or (key.name in LEFT_OPEN and own == 0)
-            if own != getattr(theirs, key.name) and not settled_later:
+            left_open = (key.name in LEFT_OPEN and own == 0) or (key.name == "inputs" and own == "auto")
+            if own != getattr(theirs, key.name) and not left_open and key.name != "select":
                 return False
     return True
 
