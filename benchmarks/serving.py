@@ -24,7 +24,7 @@ from rankgrad.export.onnx import session
 from rankgrad.ranker import Ranker
 from rankgrad.runs.distil import student_config
 from rankgrad.training.build import make_averaged, make_scorer
-from rankgrad.training.config import RECIPES
+from rankgrad.training.config import RECIPES, replaced
 
 CPU = torch.device("cpu")
 
@@ -72,7 +72,7 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     data = lists(given.features)
-    recipe = RECIPES["strong"]()
+    recipe = replaced(RECIPES["strong"](), "model.inputs", "pieces")
     scaling = fit_scaling(data, "quantile")
     strong = Ranker.of(make_averaged(recipe, scaling.inputs, 16), scaling, recipe, data, CPU)
     config = student_config(dataclasses.replace(recipe), "data", "mlp:64,32", {}, ())

@@ -66,6 +66,7 @@ def test_scaled_rows_are_the_scaled_array_to_the_bit(kind, mapped, no_memory):
     assert lazy.features[chosen].tobytes() == expected[chosen].tobytes()
     assert np.asarray(lazy.features).tobytes() == expected.tobytes()
     assert lazy.features[chosen].dtype == np.float32
+    assert lazy.features.column_block(chosen, 1, 3).tobytes() == expected[chosen][:, 1:3].tobytes()
 
 
 def test_a_large_selection_is_not_copied_and_nothing_can_tell(mapped, monkeypatch, tmp_path):

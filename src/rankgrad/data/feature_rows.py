@@ -77,7 +77,9 @@ class FeatureRows:
         return taken if self.scaling is None else self.scaling.apply(taken)
 
     def column_block(self, rows: np.ndarray, first: int, end: int) -> np.ndarray:
-        """Rows by position, of unscaled features, and of them the columns from `first` to `end`, dense."""
+        """Rows by position, and of them the columns from `first` to `end`, dense."""
+        if self.scaling is not None:  # which may need the others
+            return self[rows][:, first:end]
         positions = self._positions(rows)
         block = np.empty((len(positions), end - first), self.dtype)
         which = np.searchsorted(self._ends, positions, side="right")

@@ -107,8 +107,6 @@ def _distil(
     lists = _read(teachers[0], config)
     targets = _targets(teacher, {name: part for name, part in lists.items() if name != "test"})
     device = make_device(config.train.device)
-    if config.model.kind not in TREES:
-        config = fit_to_data(config, targets["train"], device, validated=True)
     files.rewrite_config(out, config, fingerprint_of(targets))
     if config.model.kind in TREES:
         facts = _grow(config, targets, lists["train"], out)
@@ -220,6 +218,7 @@ def _train(
     """Train a network and write it; what the report says of it."""
     scaling = fit_scaling(targets["train"], config.data.scaling)
     train_set, vali_set = (scaled(targets[name], scaling) for name in ("train", "vali"))
+    config = fit_to_data(config, train_set, device, validated=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         state = make_state(config, train_set, device)
