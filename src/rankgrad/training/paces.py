@@ -74,7 +74,7 @@ BESIDE = Span(20, 2.0, least=1.0)  # the same beside other programs, whose turns
 HELD, HELD_LONGEST = Span(30, 3.0), Span(240, 24.0)  # between two trials
 BEFORE_A_TRIAL = 1.0  # seconds beside other programs: of small operations a trial's step may take half of one
 CHANCE = 0.1  # seconds that a trial beside them may lose before it is judged
-LOST, SPENT = 12, 8  # times what a trial has lost, and beside other programs has taken, pass before the next
+LOST, SPENT = 12, 4  # times what a trial has lost, and beside other programs has taken, pass before the next
 LONGEST = 60.0  # seconds of that, if a step just stood still
 Paces = Generator[Way, Pace, None]
 
@@ -177,11 +177,16 @@ def _lost(tried: list[Pace], usual: float) -> float:
 
 
 def _in_vain(tried: list[Pace], usual: float, by_chance: bool) -> bool:
-    """Whether a trial need not go on. Its first step, which also wakes threads, says less; beside other programs any few do."""
+    """Whether a trial need not go on. Its first step, which also wakes threads, says less.
+
+    Beside other programs any few steps do, but new threads that happen to share a core go on so, and have better luck another time.
+    """
     slower = (SLOWER if len(tried) > 1 else FAR_SLOWER) * usual
-    if by_chance:
-        return _lost(tried, usual) > CHANCE and _seconds(tried) > slower * sum(pace.work for pace in tried)
-    return tried[-1].relative > slower
+    if not by_chance:
+        return tried[-1].relative > slower
+    seconds, work = _seconds(tried), sum(pace.work for pace in tried)
+    shown = BESIDE.times(0.5).covered(len(tried), seconds) and seconds > usual * work
+    return shown or (seconds > slower * work and seconds - usual * work > CHANCE)
 
 
 def _latest(steps: list[Pace], span: Span) -> list[Pace]:
