@@ -72,7 +72,14 @@ from rankgrad.training.network import OwnModel, expect_network, import_network, 
 from rankgrad.training.progress import is_watched, watch
 from rankgrad.training.state import TrainState
 from rankgrad.training.step import Objective
-from rankgrad.training.threads import most_threads, set_threads, threads_of_jobs, threads_of_training, torch_threads
+from rankgrad.training.threads import (
+    most_threads,
+    set_threads,
+    threads_asleep,
+    threads_of_jobs,
+    threads_of_training,
+    torch_threads,
+)
 
 NUMBERS: dict[str, Any] = {
     "dtype": [np.float32, np.float64],
@@ -347,7 +354,8 @@ class NeuralRanker(BaseEstimator):
             events = train(state, objectives, train_set, vali_set, config, device)
             history: list[dict[str, Any]] = []
             watch(_recorded(events, history, measured if sets else None), config, **self._shown())
-            model, selected, _ = state.result(config, vali_set, device, choose=chooses)
+            with threads_asleep(config.train.threads or torch.get_num_threads()):
+                model, selected, _ = state.result(config, vali_set, device, choose=chooses)
         ranker = Ranker.of(model, scaling, config, data, device, loss)
         self.ranker_, self.history_ = dataclasses.replace(ranker, names=self._names()), history
         self.best_epoch_ = selected["best_epoch"]

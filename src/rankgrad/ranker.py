@@ -37,7 +37,7 @@ from rankgrad.training.data import scaled
 from rankgrad.training.evaluate import DOCUMENTS_AT_ONCE, evaluate, metrics_of, score
 from rankgrad.training.network import OwnModel, expect_own, make_network
 from rankgrad.training.state import under
-from rankgrad.training.threads import threads_worth, torch_threads, weights_of
+from rankgrad.training.threads import threads_asleep, threads_worth, weights_of
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Ranker:
         """As many threads as scoring so many documents is worth: one for the list of a service."""
         if self.device.type != "cpu":
             return nullcontext()
-        return torch_threads(threads_worth(min(documents, DOCUMENTS_AT_ONCE) * self._size))
+        return threads_asleep(threads_worth(min(documents, DOCUMENTS_AT_ONCE) * self._size))
 
     @functools.cached_property
     def _size(self) -> int:

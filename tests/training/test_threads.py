@@ -8,17 +8,20 @@ import sys
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from rankgrad import estimator, ranker
 from rankgrad.data import synthetic
 from rankgrad.models import MLP, Members, SharedMLP, SharedTransformer, Transformer
+from rankgrad.runs import run
 from rankgrad.training import openmp, threads
 from rankgrad.training.build import fit_to_data, make_objectives, make_state
-from rankgrad.training.config import RECIPES
+from rankgrad.training.config import RECIPES, Config, Data, Model, Train
 from rankgrad.training.loop import train
 from rankgrad.training.paces import Way
-from rankgrad.training.threads import numbers_to_try, paces_of_training, torch_threads, working
+from rankgrad.training.threads import numbers_to_try, paces_of_training, threads_asleep, torch_threads, working
 
 CPU = torch.device("cpu")
 GENTLE, GREEDY = Way(2, asleep=True), Way(2)
@@ -178,6 +181,44 @@ def test_those_who_stand_by_are_gone_afterwards():
         stopped_while_asleep()
         assert not standing_by() and torch.get_num_threads() == 2
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("number", "said", "helpers"), [(1, False, 0), (2, False, 1), (2, True, 0)])
+def test_threads_that_score_sleep_unless_the_user_has_said_how_they_wait(monkeypatch, number, said, helpers):
+    monkeypatch.setattr(threads, "waiting_was_chosen", lambda: said)
+    before = torch.get_num_threads()
+    with threads_asleep(number):
+        assert len(standing_by()) == helpers and torch.get_num_threads() == number
+    assert not standing_by() and torch.get_num_threads() == before
+    monkeypatch.setattr(threads, "_home", os.getpid() + 1)  # forked: threads are left behind
+    with threads_asleep(2):
+        assert not standing_by() and torch.get_num_threads() == 1
+
+
+def test_many_lists_are_scored_and_runs_measured_by_threads_that_sleep(monkeypatch, tmp_path):
+    seen = []
+
+    @contextlib.contextmanager
+    def asleep(number):
+        seen.append(number)
+        with torch_threads(number):
+            yield
+
+    for module in (estimator, ranker, run):
+        monkeypatch.setattr(module, "threads_asleep", asleep)
+    data = synthetic("tiny")
+    X, y, qid = data.features, data.labels, np.repeat(data.query_ids, data.lengths)
+    with torch_threads(2):
+        fitted = estimator.NeuralRanker(model="mlp", hidden=(8,), epochs=1, random_state=0, verbose=0)
+        fitted.fit(X, y, qid=qid)
+        assert len(seen) == 1  # after training, what chose is measured
+        monkeypatch.setattr(threads, "WORTH_A_THREAD", 1.0)
+        fitted.predict(X, qid=qid)
+        assert seen[1:] == [2]
+        data.save(tmp_path / "lists")
+        config = Config(data=Data(str(tmp_path / "lists")), model=Model("linear"), train=Train(epochs=1, threads=2))
+        list(run.train_run(tmp_path / "run", config))
+        assert seen[2:] == [2]
 
 
 def test_what_follows_the_load_and_what_the_user_says(monkeypatch):

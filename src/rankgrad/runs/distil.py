@@ -29,7 +29,7 @@ from rankgrad.training.data import columns_of, fingerprint_of, hold_out, scaled
 from rankgrad.training.evaluate import measure
 from rankgrad.training.loop import Epoch, train
 from rankgrad.training.precision import threads_and_precision
-from rankgrad.training.threads import most_threads, threads_of_training, torch_threads
+from rankgrad.training.threads import most_threads, threads_asleep, threads_of_training, torch_threads
 from rankgrad.trees.fit import fit_trees
 from rankgrad.trees.settings import Boosting
 
@@ -230,7 +230,8 @@ def _train(
             if isinstance(event, Epoch):
                 history.add(event._asdict() | {"seconds": round(time.perf_counter() - begin, 3)})
             yield event
-    model, selected, _ = state.result(config, vali_set, device)
+    with threads_asleep(config.train.threads or torch.get_num_threads()):
+        model, selected, _ = state.result(config, vali_set, device)
     files.write_ranker(out, Ranker.of(model, scaling, config, targets["train"], device))
     return {**selected, "epochs": state.progress.epoch}
 

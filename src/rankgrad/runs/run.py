@@ -52,7 +52,7 @@ from rankgrad.training.network import OwnModel, expect_network, expect_own, impo
 from rankgrad.training.precision import threads_and_precision
 from rankgrad.training.start import Start
 from rankgrad.training.state import TrainState
-from rankgrad.training.threads import set_threads, threads_of_training
+from rankgrad.training.threads import set_threads, threads_asleep, threads_of_training
 
 
 class Started(NamedTuple):
@@ -360,20 +360,23 @@ def _train_run(
             f"stopped in epoch {state.progress.epoch + 1} and saved; go on with: rankgrad train --resume {folder}"
         )
     signals.stop_at_once()
-    model, selected, on_validation = state.result(config, vali_set, device)
-    ranker = Ranker.of(model, scaling, config, splits["train"], device, loss)
-    results, kept, scores = {}, files.kept_split(splits), None
-    for split, metrics in files.metrics_to_measure(splits, config.train.metrics).items():
-        where: dict[str, Any] = {"device": device, "rank": rank, "world": world}
-        if split == "vali":
-            results[split] = on_validation(metrics)
-        elif split == kept:
-            results[split], scores = evaluate_and_score(model, splits[split], metrics_of(config, metrics), **where)
-        else:
-            results[split] = evaluate(model, splits[split], metrics_of(config, metrics), **where)
-    if rank == 0:
-        if kept == "vali" and config.members.bag == 1:  # bagged members are measured each on its own queries
+    with threads_asleep(config.train.threads or torch.get_num_threads()):
+        model, selected, on_validation = state.result(config, vali_set, device)
+        ranker = Ranker.of(model, scaling, config, splits["train"], device, loss)
+        results, kept, scores = {}, files.kept_split(splits), None
+        for split, metrics in files.metrics_to_measure(splits, config.train.metrics).items():
+            where: dict[str, Any] = {"device": device, "rank": rank, "world": world}
+            if split == "vali":
+                results[split] = on_validation(metrics)
+            elif split == kept:
+                results[split], scores = evaluate_and_score(model, splits[split], metrics_of(config, metrics), **where)
+            else:
+                results[split] = evaluate(model, splits[split], metrics_of(config, metrics), **where)
+        if (
+            rank == 0 and kept == "vali" and config.members.bag == 1
+        ):  # bagged members are measured each on its own queries
             scores = score(model, vali_set, device=device)
+    if rank == 0:
         files.write_ranker(place, ranker)
         facts = {
             "loss": config.loss.title,
