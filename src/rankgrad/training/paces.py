@@ -137,10 +137,8 @@ def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
         while not over:
             tried.append((yield trial))
             spent, latest = _seconds(tried), _latest(tried, CALM)
-            left = (
-                by_chance and CALM.covered(len(tried), spent) and not _disturbed(latest, trial, usual)
-            )  # by the others
-            over = left or long_enough.covered(len(tried), spent) or _in_vain(tried, usual, by_chance)
+            alone_now = by_chance and CALM.covered(len(tried), spent) and not _disturbed(latest, trial, usual)
+            over = alone_now or long_enough.covered(len(tried), spent) or _in_vain(tried, usual, by_chance)
         # Where it is calm threads need not be faster awake: other numbers of them may be, which are tried then.
         found = _usual(tried[1:] or tried, by_chance)
         leaps = leaps and not leap
