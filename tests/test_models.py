@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from rankgrad.models import (
     CUTS,
+    MEMBERS_IN_ONE,
     MLP,
     MODELS,
     ONEDNN,
@@ -26,6 +27,7 @@ from rankgrad.models import (
     standardised,
 )
 from rankgrad.runs.averaging import mean_of_standardised
+from rankgrad.training.threads import torch_threads
 
 FEATURES = 5
 LENGTHS = (7, 3, 10, 1, 0, 5)
@@ -686,12 +688,13 @@ def test_members_of_packed_lists_are_those_of_padded_ones(inputs):
 
 def test_members_that_score_on_the_cpu_follow_every_change_of_their_weights():
     """The first layer is laid out once for all calls; what was kept must not outlive the weights it was made of."""
-    model, x = make_members().eval(), torch.randn(2, 5, FEATURES, dtype=torch.float64)
+    model, x = make_members().eval(), torch.randn(2, MEMBERS_IN_ONE // 2, FEATURES, dtype=torch.float64)
 
     def agrees():
         recorded = model(x).detach()  # with gradients nothing is kept
         with torch.no_grad():
             found = model(x)
+        assert model._beside  # what was kept is what was used
         torch.testing.assert_close(found, recorded, rtol=1e-12, atol=1e-12)
         return found
 
@@ -733,7 +736,7 @@ def test_one_large_list_is_scored_by_onednn_and_the_same_to_rounding(monkeypatch
 @pytest.mark.parametrize("inference", [True, False])
 def test_weights_that_lie_where_others_lay_are_noticed(monkeypatch, inference):
     """Memory that is free again is given out again, and of tensors made in inference mode torch counts no changes."""
-    model, x = Members(FEATURES, ids=range(3), hidden=(8, 6)).eval(), torch.randn(1, 30, FEATURES)
+    model, x = Members(FEATURES, ids=range(3), hidden=(8, 6)).eval(), torch.randn(1, MEMBERS_IN_ONE, FEATURES)
     monkeypatch.setattr("rankgrad.models.WORTH_ONEDNN", 1)
     with torch.inference_mode(inference), torch.no_grad():
         for number in range(40):
@@ -743,6 +746,17 @@ def test_weights_that_lie_where_others_lay_are_noticed(monkeypatch, inference):
                 model.double().float()
                 model.weights.mul_(1 + number)
             assert torch.equal(model(x), copy.deepcopy(model)(x))
+
+
+def test_what_training_measures_is_the_same_with_any_number_of_threads():
+    """torch shares one product of few rows out by the number of threads, and sums then in another order."""
+    members = Members(46, ids=range(16), hidden=(64, 64), inputs="list").eval()
+    for length in [*range(1, 33), 100, MEMBERS_IN_ONE - 1, MEMBERS_IN_ONE, 1000]:
+        features, found = torch.randn(1, length, 46), []
+        for number in (1, 2, 4, 8):
+            with torch_threads(number), torch.no_grad():
+                found.append(members(features))
+        assert all(torch.equal(found[0], other) for other in found), length
 
 
 def test_a_member_begins_where_its_number_says():

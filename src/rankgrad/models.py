@@ -35,6 +35,7 @@ from rankgrad.kernels import encoder_operators, list_attention_kernel
 CUTS = (-2.5, -0.6744897501960817, 0.0, 0.6744897501960817, 2.5)
 INPUTS = {"features": 1, "list": 2, "pieces": 2 * len(CUTS)}  # columns per feature
 LARGEST_KEPT = 2**22  # numbers of members' first layers that are laid out a second time
+MEMBERS_IN_ONE = 512  # documents: a product of fewer depends on the number of threads, where it is of many members
 WORTH_ONEDNN = 2**22  # multiplications of a product: of fewer the conversion takes longer
 ONEDNN = torch.backends.mkldnn.is_available()
 WIDEST_EMBEDDING, VECTOR_DEVIATION = 16, 0.1  # of the vectors of categories, the latter at their start
@@ -305,11 +306,13 @@ class Members(nn.Module):
     def _in_one(self, x: Tensor) -> bool:
         """Whether the first layer of all members is done in one product: where the CPU scores, and nobody learns or records.
 
-        Not of wide features, whose matrices are too large to have them twice.
+        Not of wide features, whose matrices are too large to have them twice; and of few documents by rankers only, not in training, where
+        what is measured must not depend on the number of threads.
         """
-        learns = self.training or torch.is_grad_enabled()
-        small = len(self.weights) * self.sizes[0] <= LARGEST_KEPT
-        return small and x.device.type == "cpu" and not learns and not torch.compiler.is_compiling()
+        if x.device.type != "cpu" or self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        enough = torch.is_inference_mode_enabled() or x.shape[:-1].numel() >= MEMBERS_IN_ONE
+        return enough and len(self.weights) * self.sizes[0] <= LARGEST_KEPT
 
     def _first_layer(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """[T, K A] of x [T, W]: one product with the matrices of all members, which are kept until the weights change.

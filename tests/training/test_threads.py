@@ -14,7 +14,7 @@ import torch
 
 from rankgrad import estimator, ranker
 from rankgrad.data import synthetic
-from rankgrad.models import MLP, Members, SharedMLP, SharedTransformer, Transformer
+from rankgrad.models import MEMBERS_IN_ONE, MLP, Members, SharedMLP, SharedTransformer, Transformer
 from rankgrad.runs import run
 from rankgrad.training import openmp, threads
 from rankgrad.training.build import fit_to_data, make_objectives, make_state
@@ -74,12 +74,20 @@ class Uneven(Members):
         return super().score(x, codes) * (1 + torch.get_num_threads() * 1e-6)
 
 
+class UnevenOfMany(Uneven):
+    """The same, of splits that are measured: of more documents than a step has, and without gradients."""
+
+    def score(self, x, codes):
+        measured = x.shape[:-1].numel() >= MEMBERS_IN_ONE and not torch.is_grad_enabled()
+        return super().score(x, codes) if measured else Members.score(self, x, codes)
+
+
 def test_where_the_number_of_threads_counts_it_is_chosen_once_and_written_down():
     data = synthetic("tiny")
     config = fit_to_data(RECIPES["strong"](), data, CPU, validated=True)
     features = data.features.shape[1]
     with torch_threads(2):
-        for kind, expected in ((Members, 0), (Uneven, 1)):
+        for kind, expected in ((Members, 0), (Uneven, 1), (UnevenOfMany, 1)):
             model = kind(features, ids=range(4), inputs="list")
             assert threads.threads_of_training(config, model, data, CPU) == expected
     with torch_threads(1):
@@ -99,7 +107,7 @@ def test_wide_features_are_compared_on_a_few_documents():
     members.register_forward_pre_hook(lambda _, given: seen.append(given[0].numel()))
     with torch_threads(2):
         threads.learns_the_same(members, 10**3, [10**3])  # all of them would be 120 GB
-    assert seen and max(seen) <= threads.PROBED
+    assert seen and min(seen) <= threads.PROBED and max(seen) <= threads.PROBED_WITHOUT_GRADIENT
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torch import nn
 
 from rankgrad.checks import whole
 from rankgrad.data.dataset import RankingDataset
-from rankgrad.models import MLP, Linear, Members, SharedMLP, SharedTransformer, Transformer
+from rankgrad.models import MEMBERS_IN_ONE, MLP, Linear, Members, SharedMLP, SharedTransformer, Transformer
 from rankgrad.training import distributed
 from rankgrad.training.config import Config
 from rankgrad.training.one_order import InOneOrder
@@ -29,7 +29,8 @@ from rankgrad.training.paces import Paces, Way, paces
 WORTH_A_THREAD = 5e8  # multiplications, documents x weights: fewer cost more in waiting than a thread saves
 WORTH_IN_TRAINING = 1.2e8  # of a step, where threads wait as the load says
 WORTH_TRYING = 1.5e7  # of a step, for which several threads may pay on an idle machine
-PROBED = 2**18  # inputs of the lists on which numbers of threads are compared: few, for some tenths of a second
+# Inputs of the lists on which numbers of threads are compared: few, for some tenths of a second.
+PROBED, PROBED_WITHOUT_GRADIENT = 2**18, 2**21
 NETWORKS = (Transformer, MLP, Linear, SharedMLP, SharedTransformer)  # to be called changes nothing in them
 
 _home = os.getpid()
@@ -102,6 +103,8 @@ def learns_the_same(model: nn.Module, lists: int, lengths: Iterable[int]) -> boo
     def learned(threads: int, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
         mask = torch.ones(features.shape[:2], dtype=torch.bool)
         mask[1::2, 1:] = False  # every second list is short
+        times = max(1, min(2 * MEMBERS_IN_ONE, PROBED_WITHOUT_GRADIENT // document.width) // mask.numel())
+        many = features.repeat(times, 1, 1), mask.repeat(times, 1)  # a validation split has more lists than a step
         in_one_order = contextlib.nullcontext() if isinstance(model, Members) else InOneOrder()
         with working() as work, torch.random.fork_rng(devices=[]):
             work(Way(threads, asleep=threads > 1 and not waiting_was_chosen()))  # the machine may be busy
@@ -109,8 +112,8 @@ def learns_the_same(model: nn.Module, lists: int, lengths: Iterable[int]) -> boo
             with in_one_order:
                 scores = model.train()(features, mask)
                 with torch.no_grad():
-                    evaluated = model.eval()(features, mask)
-            return scores.detach(), evaluated, *torch.autograd.grad(scores.square().sum(), parameters)
+                    evaluated = [model.eval()(*lists) for lists in ((features, mask), many)]
+            return scores.detach(), *evaluated, *torch.autograd.grad(scores.square().sum(), parameters)
 
     for length in lengths:
         longest = max(1, min(length, PROBED // document.width))
