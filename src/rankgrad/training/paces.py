@@ -4,20 +4,17 @@ What it may choose among is said by `threads`, which also does what is chosen. N
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
-WANTED, OF_EACH = (
-    0.35,
-    0.1,
-)  # cores less than threads, at least and for each: others have so much for a moment on an idle machine too
-UNDISTURBED = 0.85  # least share of a core on an idle machine
-AMONG_SEVERAL = 0.72  # the same of one of several threads, which may sleep while it waits for the others
+WANTED, OF_EACH = 0.35, 0.1  # cores that idle machines may lack, in all and for each thread: none is quite idle
+SHARE, SHARE_AMONG_SEVERAL = 0.85, 0.72  # of a core that a step's thread has there; one of several also waits
 STEP_ITSELF = 250  # documents that take as long as what every step takes
 PAIRS_ITSELF = 350  # documents of a list in which pairs take as long as the documents themselves
-FASTER, SLOWER, FAR_SLOWER = 0.95, 1.5, 3.0  # shares of the usual time of a step: worth a change, and signs of one
+SLOWER, FAR_SLOWER = 1.5, 3.0  # times what is usual: a sign of other programs, and of a trial in vain
+LOST = 0.1  # seconds that such a trial may have cost
 
 
 @dataclass(frozen=True)
@@ -49,167 +46,121 @@ def work_of(documents: int, padded_to: int = 0) -> float:
     return STEP_ITSELF + documents * (1 + padded_to / PAIRS_ITSELF)
 
 
-class Span(NamedTuple):
-    """So many steps, or fewer that take so many seconds: short steps differ by chance, and of long ones a few say enough.
-
-    More of very short ones, that take the least seconds: other programs have a core for some thousandths of one at a time.
-    """
-
-    steps: int
-    seconds: float
-    least: float = 0.0
-
-    def covered(self, steps: int, seconds: float) -> bool:
-        return seconds >= self.seconds or (steps >= self.steps and seconds >= self.least)
-
-    def times(self, factor: float) -> "Span":
-        return Span(int(self.steps * factor), self.seconds * factor, self.least * factor)
-
-
-HURRIED = Span(3, 0.6)  # by which other programs are noticed: by one step only if it is very long
-FIRST = Span(5, 0.1, least=0.08)  # with what training begins: are there other programs?
-CALM = Span(10, 1.0, least=0.2)  # by which it is noticed that they are gone
-TRIED = Span(5, 0.5)  # a trial
-BESIDE = Span(20, 2.0, least=1.0)  # the same beside other programs, whose turns last for a tenth of a second and more
-HELD, HELD_LONGEST = Span(30, 3.0), Span(240, 24.0)  # between two trials
-BEFORE_A_TRIAL = 1.0  # seconds beside other programs: of small operations a trial's step may take half of one
-CHANCE = 0.1  # seconds that a trial beside them may lose before it is judged
-LOST, SPENT = 12, 4  # times what a trial has lost, and beside other programs has taken, pass before the next
-LONGEST = 60.0  # seconds of that, if a step just stood still
+WINDOW = 0.1  # seconds, or one step that takes longer: after each it is asked how many threads have a core
+TRIED, TRIED_BESIDE = 0.3, 0.6  # seconds that tell how fast a way is; turns of others take a tenth of one and more
+ENOUGH = 20  # windows that are kept
+AGAIN, KNOWN = 2.5, 60.0  # seconds until ways are tried again: first beside other programs, then longer; and elsewhere
+MORE = 1.2  # times as much of the cores as one thread would have: several were lucky
+QUIET, QUIET_LONGEST = 0.2, 30.0  # seconds without other programs before threads spin; more where these come and go
 Paces = Generator[Way, Pace, None]
 
 
 def paces(numbers: list[int], *, sleeps: bool = True) -> Paces:
-    """A way for each step, which is sent its pace: one of these numbers of threads, asleep where other programs want the cores too.
+    """A way for each step, which is sent its pace, with one of these numbers of threads: the fastest of those that the load allows.
 
-    From one thread on a calm machine the largest number is tried first. Then now and then a neighbouring one is, and the faster stays. Trials
-    come less often the more of them were in vain and the more they have lost, and end with a step that is far slower. Beside busy programs
-    threads that spin may be ten times slower: when these come they are left without a trial, and tried again when the machine is calm.
+    Threads that spin while they wait for one that has no core take ten times as long and more. So they spin only where there is a core for
+    each. Beside busy programs one works alone, or several that sleep while they wait. Whether these are faster is a matter of luck, by the
+    cores that they get and keep: who is lucky stays, and who was not tries again.
+    A single number is a user's choice: then there is only to choose how they wait.
     """
-    busy = numbers[0] > 1  # whether it is so: one thread finds out by itself, several begin gently
-    alone = beside = 0  # places in `numbers`, on an idle machine and beside busy programs
-    step, held, quiet, usual = -1, FIRST, CALM, math.inf
-    # Seconds before the next trial: of other numbers, calm and busy, and of threads that sleep to be awake; where programs just came.
-    owed, owed_awake, wait = [0.0, 0.0], 0.0, 0.0
-    leaps = len(numbers) > 2  # to the largest number, when one thread is all that is known
+    gentle = [Way(number, asleep=sleeps and number > 1) for number in numbers]
+    load, age, again = _Load(), 0.0, AGAIN
+    known: dict[bool, dict[Way, float]] = {False: {}, True: {}}  # what a unit of work takes, by whether it is calm
+    way, windows = gentle[0], list[Pace]()
     while True:
-        at = beside if busy else alone
-        one = numbers[at] == 1
-        way = Way(numbers[at], asleep=sleeps and busy and not one)
-        noticed = CALM if one else quiet if busy else HURRIED
-        steps: list[Pace] = []
-        spent, look, over, changed = 0.0, 0.0, False, False  # changed: between busy and calm
-        pause = max(owed[busy], wait)
-        while not (changed or (over and spent >= pause)):
-            steps.append((yield way))
-            spent += steps[-1].seconds
-            if spent < look:
-                continue
-            look = spent + noticed.least / 20
-            over = over or all(span.covered(len(steps), spent) for span in (held, FIRST))
-            latest = _latest(steps, noticed)
-            enough = over or noticed.covered(len(latest), _seconds(latest))
-            asked = one or not busy or spent >= owed_awake
-            changed = asked and enough and _disturbed(latest, way, usual) != busy
-        # The first may wake threads.
-        usual = _usual(_latest(steps[1:] or steps, BESIDE if busy else TRIED.times(2)), by_chance=busy)
-        owed = [max(0.0, seconds - spent) for seconds in owed]
-        owed_awake, wait = max(0.0, owed_awake - spent), 0.0
-        if changed and (one or not busy or not sleeps):
-            held = TRIED if busy else TRIED.times(2)  # more are soon tried where it is calm again
-            wait, usual = 0.0 if busy else BEFORE_A_TRIAL, math.inf
-            busy, alone, step, quiet = not busy, at if busy else 0, -1, CALM
-            leaps = len(numbers) > 2
-            continue
-        leap = leaps and one and not busy
-        if changed:  # calm, as it seems: threads that sleep are without a core in any case
-            trial, place = Way(numbers[at]), at
-        elif len(numbers) > 1:
-            step = -step if 0 <= at - step < len(numbers) else step  # the other neighbour in turn
-            place = len(numbers) - 1 if leap else at + step
-            trial = Way(numbers[place], asleep=sleeps and busy and numbers[place] > 1)
-        else:
-            continue
-        tried: list[Pace] = []
-        by_chance = busy and not changed
-        long_enough = BESIDE if by_chance else TRIED
-        over = False
-        while not over:
-            tried.append((yield trial))
-            spent, latest = _seconds(tried), _latest(tried, CALM)
-            alone_now = by_chance and CALM.covered(len(tried), spent) and not _disturbed(latest, trial, usual)
-            over = alone_now or long_enough.covered(len(tried), spent) or _in_vain(tried, usual, by_chance)
-        # Where it is calm threads need not be faster awake: other numbers of them may be, which are tried then.
-        found = _usual(tried[1:] or tried, by_chance)
-        leaps = leaps and not leap
-        lost = min(LONGEST, max(LOST * _lost(tried, usual), SPENT * _seconds(tried) if by_chance else 0.0))
-        if changed:
-            owed_awake = lost
-        elif not leap:  # all of many may be slow where two are not
-            owed[busy] = lost
-        if leap and found >= FASTER * usual:
-            held, step = TRIED, -1  # and soon the neighbour
-        elif found >= (usual / FASTER if changed else FASTER * usual):
-            held = min(max(held, HELD.times(0.5)).times(2), HELD_LONGEST)
-            quiet = min(quiet.times(2), CALM.times(24)) if changed else quiet
-        else:
-            further = changed or leap or 0 <= place + step < len(numbers)
-            held, usual = TRIED if further else HELD.times(0.5), found  # soon on in this direction, not back
-            if further:
-                owed[busy] = 0.0
-            if changed:
-                busy, alone = False, place
-            elif busy:
-                beside, step = place, -step
-            else:
-                alone, step = place, -step
+        window = yield from _window(way)
+        windows = [*windows[-ENOUGH:], window]
+        age += window.seconds
+        most = _with_a_core(numbers, window, way, known[load.calm].get(way, math.inf))
+        changes = load.changes(window.seconds, alone=most > 1)
+        calm = load.calm
+        if changes:
+            age = 0.0
+            if way == Way(1) and calm:
+                known[calm][way] = window.relative
+        elif age > (KNOWN if calm else again) and not (way.asleep and _have_more(windows, numbers)):
+            known[calm], age, again = {way: _usual(windows, calm)}, 0.0, min(2 * again, KNOWN)
+        elif (not calm or (most >= way.threads and way not in known[calm])) and _told(windows, known[calm], calm):
+            known[calm][way] = _usual(windows, calm)  # beside other programs again and again: luck may leave
+            if not calm and known[calm][way] > FAR_SLOWER * min(known[calm].values()):
+                again = KNOWN
+        ways = [Way(number) for number in reversed(numbers) if number <= max(most, numbers[0])] if calm else gentle
+        chosen = _choice(ways, known[calm])
+        if changes or chosen != way:
+            way, windows = chosen, []
+
+
+class _Load:
+    """Whether a machine is calm: no longer as soon as another program wants a core, and again after some time without one."""
+
+    def __init__(self) -> None:
+        self.calm = False
+        self._quiet, self._alone_for, self._since = QUIET, 0.0, 0.0
+
+    def changes(self, seconds: float, *, alone: bool) -> bool:
+        self._since += seconds
+        self._alone_for = self._alone_for + seconds if alone else 0.0
+        if self.calm == alone or (alone and self._alone_for < self._quiet):
+            return False
+        if self.calm:  # the time is longer where they come and go
+            self._quiet = QUIET if self._since > 4 * self._quiet else min(2 * self._quiet, QUIET_LONGEST)
+        self.calm, self._since = alone, 0.0
+        return True
+
+
+def _window(way: Way) -> Generator[Way, Pace, Pace]:
+    """Steps in this way, as one."""
+    steps = [(yield way)]
+    while _seconds(steps) < WINDOW:
+        steps.append((yield way))
+    rooms = [step.room for step in steps if step.room < math.inf]
+    share = sum(step.share * step.seconds for step in steps) / _seconds(steps)
+    return Pace(_seconds(steps), _work(steps), share, fmean(rooms) if rooms else math.inf)
+
+
+def _with_a_core(numbers: list[int], window: Pace, way: Way, usual: float) -> int:
+    """The largest of these numbers of threads for each of which there is a core, else 1; where nobody counts, by signs that one has none."""
+    if window.room < math.inf:
+        return max((number for number in numbers if number - max(WANTED, OF_EACH * number) <= window.room), default=1)
+    least = SHARE if way.threads == 1 else SHARE_AMONG_SEVERAL
+    return 1 if window.share < least or window.relative > SLOWER * usual else numbers[-1]
+
+
+def _have_more(windows: list[Pace], numbers: list[int]) -> bool:
+    """Whether threads have clearly more of the cores than one would, beside as many other programs as there are cores."""
+    of_one = numbers[-1] / (numbers[-1] + 1)
+    return MORE * of_one < fmean(window.room for window in windows) < math.inf
+
+
+def _told(windows: list[Pace], known: Mapping[Way, float], calm: bool) -> bool:
+    """Whether they tell how fast a way is: at once if it is far slower than another."""
+    best = min(known.values(), default=math.inf)
+    seconds, work = _seconds(windows), _work(windows)
+    in_vain = seconds > FAR_SLOWER * best * work and seconds - best * work > LOST
+    return in_vain or (seconds >= TRIED and len(windows) > 1 if calm else seconds >= TRIED_BESIDE)
+
+
+def _usual(windows: list[Pace], calm: bool) -> float:
+    """What a unit of work takes; beside other programs on average, as a step has a core of its own by chance."""
+    after = windows[1:] or windows  # the first may wake threads
+    return median(window.relative for window in after) if calm else _seconds(after) / _work(after)
+
+
+def _choice(ways: Sequence[Way], known: Mapping[Way, float]) -> Way:
+    """The next to be tried, until one is slower than the one before it, and then the fastest."""
+    before = math.inf
+    for way in ways:
+        if way not in known:
+            return way
+        if known[way] > before:
+            break
+        before = known[way]
+    return min((way for way in ways if way in known), key=known.__getitem__)
 
 
 def _seconds(steps: Sequence[Pace]) -> float:
-    return sum(pace.seconds for pace in steps)
+    return sum(step.seconds for step in steps)
 
 
-def _lost(tried: list[Pace], usual: float) -> float:
-    """Seconds more than usual."""
-    return sum(pace.seconds - usual * pace.work for pace in tried)
-
-
-def _in_vain(tried: list[Pace], usual: float, by_chance: bool) -> bool:
-    """Whether a trial need not go on. Its first step, which also wakes threads, says less.
-
-    Beside other programs any few steps do, but new threads that happen to share a core go on so, and have better luck another time.
-    """
-    slower = (SLOWER if len(tried) > 1 else FAR_SLOWER) * usual
-    if not by_chance:
-        return tried[-1].relative > slower
-    seconds, work = _seconds(tried), sum(pace.work for pace in tried)
-    shown = BESIDE.times(0.5).covered(len(tried), seconds) and seconds > usual * work
-    return shown or (seconds > slower * work and seconds - usual * work > CHANCE)
-
-
-def _latest(steps: list[Pace], span: Span) -> list[Pace]:
-    """As few of the last steps as cover it."""
-    seconds = 0.0
-    for count, pace in enumerate(reversed(steps), 1):
-        seconds += pace.seconds
-        if span.covered(count, seconds):
-            return steps[-count:]
-    return steps
-
-
-def _usual(steps: list[Pace], by_chance: bool) -> float:
-    """What a unit of work takes; where a step has a core of its own by chance, on average, without the slowest few."""
-    if not by_chance:
-        return median(pace.relative for pace in steps)
-    most = sorted(steps, key=lambda pace: pace.relative)[: len(steps) - len(steps) // 16]
-    return _seconds(most) / sum(pace.work for pace in most)
-
-
-def _disturbed(steps: list[Pace], way: Way, usual: float) -> bool:
-    """Whether other programs seem to want the core of a thread; where there is one, also that of a second. A step may look so by chance."""
-    shares = sorted(pace.share for pace in steps)[len(steps) > 1 :]
-    least = UNDISTURBED if way.threads == 1 else AMONG_SEVERAL
-    rooms = [pace.room for pace in steps if pace.room < math.inf]
-    needed = max(way.threads, 2)
-    crowded = bool(rooms) and fmean(rooms) < needed - max(WANTED, OF_EACH * needed)
-    return crowded or fmean(shares) < least or min(pace.relative for pace in steps) > SLOWER * usual
+def _work(steps: Sequence[Pace]) -> float:
+    return sum(step.work for step in steps)
