@@ -103,3 +103,22 @@ def test_without_a_set_of_cores_it_is_infinite(machine, monkeypatch):
     read = Room()
     machine.passes(1.0, 1.0, (0.0, 0.0, 0.0))
     assert read() == math.inf
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"cpu.max": "250000 100000\n"}, 2.5),
+        ({"cpu.max": "max 100000\n"}, math.inf),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
+        ({"cpu.max": "nonsense\n"}, math.inf),
+        ({}, math.inf),
+    ],
+)
+def test_the_quota_of_a_container(files, found, tmp_path, monkeypatch):
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(room, "GROUP", tmp_path)
+    assert room.quota() == found

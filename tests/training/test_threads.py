@@ -2,10 +2,13 @@
 
 import contextlib
 import itertools
+import math
 import os
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -165,6 +168,50 @@ def standing_by():
     return [thread for thread in threading.enumerate() if thread.name == "rankgrad-stands-by"]
 
 
+def of_a_new_thread(ask=torch.get_num_threads):
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(ask).result()
+
+
+@pytest.mark.parametrize(("number", "counted"), [(2, 16), (3, 2), (16, 16)])
+def test_new_threads_have_the_callers_number_after_others_stood_by(number, counted, monkeypatch):
+    """torch tells new threads what was set last, by whomever."""
+    monkeypatch.setattr(threads, "cores", lambda: counted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        with threads_asleep(number):
+            assert of_a_new_thread() == number
+        assert of_a_new_thread() == of_a_new_thread(threads.most_threads) == number
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_that_call_at_the_same_time_each_get_their_number_back():
+    together = threading.Barrier(3)
+
+    def call(own):
+        torch.get_num_threads()  # when a thread asks for the first time, torch gives it what was set last, by whomever
+        torch.set_num_threads(own)
+        together.wait()
+        time.sleep(0.05 * own)  # one after the other, and all at once
+        with torch_threads(5):
+            together.wait()
+        return torch.get_num_threads()
+
+    with ThreadPoolExecutor(3) as executor:
+        assert [*executor.map(call, (2, 3, 4))] == [2, 3, 4]
+
+
+def test_a_container_has_no_more_threads_than_its_quota(monkeypatch):
+    with torch_threads(8):
+        for quota, most in ((math.inf, 8), (2.5, 3), (0.5, 1)):
+            monkeypatch.setattr(threads, "quota", lambda quota=quota: quota)
+            monkeypatch.setattr(threads, "cores", lambda: 16)
+            assert threads.most_threads() == most
+            assert threads.threads_of_jobs(-1) == min(16, most if most < 8 else 16)
+
+
 def stopped_while_asleep():
     with contextlib.suppress(KeyError), working() as work:
         work(GENTLE)
@@ -231,7 +278,7 @@ def test_many_lists_are_scored_and_runs_measured_by_threads_that_sleep(monkeypat
 
 def test_what_follows_the_load_and_what_the_user_says(monkeypatch):
     seen = []
-    monkeypatch.setattr(threads, "paces", lambda numbers, *, sleeps: seen.append((numbers, sleeps)))
+    monkeypatch.setattr(threads, "paces", lambda numbers, *, cores, sleeps: seen.append((numbers, sleeps)))
     for name in openmp.WAITING:
         monkeypatch.delenv(name, raising=False)
 

@@ -1,10 +1,13 @@
 """How many cores other programs leave to this process, read from Linux's counters. Imports no torch."""
 
+import contextlib
+import math
 import os
 import time
 from collections.abc import Collection
 from pathlib import Path
 
+GROUP = Path("/sys/fs/cgroup")  # a container's
 COUNTERS = Path("/proc/stat")  # of every core, in hundredths of a second since it began
 WINDOW = 0.05  # seconds between two readings: five of the counters' units
 WINDOW_OF_CORE = 0.035  # times the root of the cores, as roundings add up; not of the first window
@@ -56,3 +59,17 @@ def _idle_seconds(cores: Collection[int]) -> float | None:
     if len(of_ours) < 2 or not any(map(sum, of_ours)):
         return None
     return sum(sum(counts[3:5]) for counts in of_ours) / os.sysconf("SC_CLK_TCK")
+
+
+def quota() -> float:
+    """How many cores' time a container gives its processes (`docker run --cpus`); infinite where it does not say.
+
+    >>> quota() > 0
+    True
+    """
+    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+            allowed, period = " ".join((GROUP / file).read_text() for file in files).split()
+            if allowed not in ("max", "-1"):
+                return int(allowed) / int(period)
+    return math.inf

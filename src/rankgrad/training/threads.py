@@ -9,6 +9,7 @@ No environment is changed here. The command line asks for short spinning before 
 """
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ from rankgrad.training.config import Config
 from rankgrad.training.one_order import InOneOrder
 from rankgrad.training.openmp import waiting_was_chosen
 from rankgrad.training.paces import Paces, Way, paces
+from rankgrad.training.room import quota
 
 WORTH_A_THREAD = 5e8  # multiplications, documents x weights: fewer cost more in waiting than a thread saves
 WORTH_IN_TRAINING = 1.2e8  # of a step, where threads wait as the load says
@@ -37,13 +39,14 @@ _home = os.getpid()
 _lock = threading.Lock()
 _borrowed = 0  # contexts that are open, in all threads
 _outside = 1  # torch's number before the first of them
+_last_set = 1  # what was asked of torch last, which new threads are told
 _known = threading.local()  # threads that have been here before
 _shared_out = False  # whether torch has had more than one thread here
 
 
 def most_threads() -> int:
-    """What torch takes by itself; 1 in a forked process, where GNU's OpenMP would wait for threads that are not there."""
-    return _own_number() if os.getpid() == _home else 1
+    """What torch takes by itself, and a container has time for; 1 in a forked process, where OpenMP would wait for threads that are not there."""
+    return min(_own_number(), _of_container()) if os.getpid() == _home else 1
 
 
 def threads_worth(work: float, of_one: float | None = None) -> int:
@@ -64,12 +67,17 @@ def threads_of_jobs(jobs: Any) -> int:
     number = whole("n_jobs", jobs)
     if number == 0:
         raise ValueError("n_jobs must be None, a number of threads, or -1 for all cores, got 0")
-    return number if number > 0 else max(1, cores() + 1 + number)
+    return number if number > 0 else max(1, min(cores(), _of_container()) + 1 + number)
 
 
 def cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _of_container() -> int:
+    """Threads that a container has time for, all cores or more where it has no quota."""
+    return max(1, math.ceil(min(quota(), 2**16)))
 
 
 def weights_of(model: nn.Module) -> int:
@@ -144,7 +152,7 @@ def paces_of_training(follows_load: bool) -> Paces | None:
     """
     numbers = numbers_to_try(most_threads()) if follows_load else [torch.get_num_threads()]
     sleeps = not waiting_was_chosen()
-    return paces(numbers, sleeps=sleeps) if len(numbers) > 1 or (sleeps and numbers != [1]) else None
+    return paces(numbers, cores=cores(), sleeps=sleeps) if len(numbers) > 1 or (sleeps and numbers != [1]) else None
 
 
 @contextlib.contextmanager
@@ -193,16 +201,19 @@ def sleeping(threads: int) -> Iterator[None]:
             ready.set()
         over.wait()
 
-    with torch_threads(threads):  # for the number of new threads, which the other one changes
+    with torch_threads(threads):
         helper = threading.Thread(target=stand_by, name="rankgrad-stands-by", daemon=True)
-        helper.start()
-        ready.wait()
-        set_threads(threads)
         try:
+            try:
+                helper.start()
+                ready.wait()
+            finally:
+                _ask(threads)  # also for threads that begin now, whose number the other one has changed
             yield
         finally:
             over.set()
-            helper.join()
+            if helper.ident is not None:
+                helper.join()
 
 
 def set_threads(number: int) -> None:
@@ -211,7 +222,13 @@ def set_threads(number: int) -> None:
     number = number if os.getpid() == _home else 1
     _shared_out = _shared_out or number > 1
     if torch.get_num_threads() != number:  # to set it takes as long as a layer of a small model
-        torch.set_num_threads(number)
+        _ask(number)
+
+
+def _ask(number: int) -> None:
+    global _last_set
+    _last_set = number
+    torch.set_num_threads(number)
 
 
 @contextlib.contextmanager
@@ -230,13 +247,13 @@ def torch_threads(number: int) -> Iterator[None]:
         with _lock:
             _borrowed -= 1
         if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
+            _ask(before)
 
 
 def _own_number() -> int:
     """Torch's number in this thread. A new thread would be told what another has borrowed at the moment."""
     number = torch.get_num_threads()
-    return _outside if _borrowed and not hasattr(_known, "yes") else number
+    return _outside if _borrowed and number == _last_set and not hasattr(_known, "yes") else number
 
 
 def _begin_with_one() -> None:
