@@ -6,8 +6,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rankgrad import NeuralRanker
-from rankgrad.data.categories import encoded, look_like_numbers, split_frame, text_of
+from rankgrad import NeuralRanker, load
+from rankgrad.data import read_table
+from rankgrad.data.categories import code_map, encoded, look_like_numbers, split_frame, text_of
 from rankgrad.data.dataset import RankingDataset
 from rankgrad.data.scaling import RARE, Scaling, fit_scaling
 from rankgrad.metrics import ndcg
@@ -286,3 +287,44 @@ def test_datasets_keep_their_levels(tmp_path):
     for wrong in ({2: ("a",)}, {0: ("a", "a")}, {0: (1,)}):
         with pytest.raises(ValueError, match="categories names column"):
             RankingDataset([[1.0, 2.0]], [0], [0, 1], [1], categories=wrong)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "found"),
+    [
+        (("1", "2.10", "beta"), ("1.0", "2.10", "beta"), [0, 1, 2]),  # as a CSV file and a frame of texts have it
+        (("1.0", "2.00"), ("1", "2"), [0, 1]),
+        (("1.0", "1"), ("1", "1.0"), [1, 0]),
+        (("2.1", "2.10"), ("2.10", "3"), [-1, 0]),  # versions
+        (("16777217", "16777217.0"), ("16777216",), [-1, -1]),
+        (("0.1", "0.25", "-.3"), ("0.10000000149011612", "0.25", "-0.30000001192092896"), [0, 1, 2]),
+        (("0.10000000149011612",), ("0.1",), [0]),
+        (("1", "a.0", "1e999", ".5e999"), ("v1.0", "a", "1"), [2, -1, -1, -1]),
+    ],
+)
+def test_a_number_is_a_level_however_it_is_written(source, target, found):
+    assert code_map(source, target).tolist() == found
+
+
+@pytest.mark.parametrize(
+    "values", [["1.0", "2.0", "2.10", "beta", "rc"], [0.1, 0.2, 0.3, 1.5]], ids=["texts", "float32"]
+)
+def test_rows_of_a_frame_are_ranked_alike_from_every_file(values, tmp_path):
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": draw.standard_normal(200), "kind": np.array(values)[draw.integers(0, len(values), 200)]})
+    frame["kind"] = frame["kind"].astype("float32" if isinstance(values[0], float) else "category")
+    qid, y = np.repeat(np.arange(20), 10), (frame["kind"].astype(str) == str(values[1])).to_numpy().astype(int)
+    ranker = NeuralRanker(model="linear", epochs=20, lr=0.1, categorical=["kind"], random_state=0).fit(
+        frame, y, qid=qid
+    )
+    expected, told = ranker.predict(frame, qid=qid), frame.assign(qid=qid, label=y)
+    assert ranker.score(frame, y, qid=qid) > 0.99
+    if isinstance(values[0], float):
+        wider = frame.assign(kind=np.array(values)[[values.index(round(float(one), 3)) for one in frame["kind"]]])
+        np.testing.assert_array_equal(ranker.predict(wider, qid=qid), expected)
+    ranker.save(tmp_path / "ranker")
+    told.to_csv(tmp_path / "rows.csv", index=False)
+    told.to_parquet(tmp_path / "rows.parquet")
+    for file in ("rows.csv", "rows.parquet"):
+        data = read_table(tmp_path / file, categorical=["kind"])
+        np.testing.assert_allclose(load(tmp_path / "ranker").score_lists(data), expected, atol=1e-6)

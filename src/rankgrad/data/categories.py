@@ -21,6 +21,7 @@ WORDS_FOR_NULL = ("na", "n/a", "null", "none", "nan")
 _TYPES = ("category", "categorical", "enum", "dictionary", "string", "large_string", "utf8", "str", "bool")
 _NUMBER = re.compile(r"\s*[+-]?[\d.,_xX]*\d[\d.,_xX]*([eE][+-]?\d+)?\s*")  # and what may be meant for one
 _TRUTH = {"1": "true", "0": "false"}
+_WHOLE, _FRACTION = re.compile(r"([+-]?\d+)\.0+"), re.compile(r"[+-]?\d*\.\d+(e[+-]?\d+)?")
 
 
 def text_of(value: Any) -> str | None:
@@ -82,15 +83,37 @@ class Coder:
 def code_map(source: Sequence[str], target: Sequence[str]) -> np.ndarray:
     """For each text of a source its place in a target, [S] int64; -1 where it is not there.
 
-    Truth values are known as numbers and in any case too: tables and text write them so.
+    Truth values are known as numbers and in any case too: tables and text write them so. A number that is not there is looked for as the
+    same number written otherwise.
 
     >>> code_map(("b", "c", "a"), ("a", "b")).tolist(), code_map(("True", "0"), ("false", "true")).tolist()
     ([1, -1, 0], [1, 0])
+    >>> code_map(("1", "2.5", "2"), ("1.0", "2", "2.0")).tolist()
+    [0, -1, 1]
     """
     places = {text: place for place, text in enumerate(target)}
     if places and set(places) <= {"true", "false"}:
         source = [_TRUTH.get(text, text.lower()) for text in source]
-    return np.array([places.get(text, -1) for text in source], np.int64)
+    found = [places.get(text, -1) for text in source]
+    if -1 in found:
+        otherwise = {text: place for one, place in reversed(places.items()) if (text := _written_otherwise(one))}
+        written = [_written_otherwise(text) for text in source]
+        found = [
+            otherwise.get(text, places.get(other, -1)) if place < 0 else place
+            for text, other, place in zip(source, written, found)
+        ]
+    return np.array(found, np.int64)
+
+
+def _written_otherwise(text: str) -> str:
+    """A number as other files may have it, else the empty text: 3.0 as 3, and what is rounded to float32 in all its digits.
+
+    >>> _written_otherwise("3.0"), _written_otherwise("0.1"), _written_otherwise("v0.1")
+    ('3', '0.10000000149011612', '')
+    """
+    if whole := _WHOLE.fullmatch(text):
+        return whole[1]
+    return str(float(np.float32(text))) if _FRACTION.fullmatch(text) else ""
 
 
 def recoded(codes: np.ndarray, source: Sequence[str], target: Sequence[str]) -> np.ndarray:
