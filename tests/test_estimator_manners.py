@@ -19,13 +19,21 @@ import pytest
 import sklearn
 import torch
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, GroupKFold, RandomizedSearchCV, cross_val_score
+from sklearn.metrics import make_scorer, r2_score
+from sklearn.model_selection import (
+    GridSearchCV,
+    GroupKFold,
+    RandomizedSearchCV,
+    cross_val_score,
+    cross_validate,
+    validation_curve,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rankgrad.data.grouping import group_arrays
 from rankgrad.estimator import NeuralRanker
-from rankgrad.metrics import ndcg, parse_metric
+from rankgrad.metrics import dcg, ndcg, parse_metric
 from rankgrad.training import threads
 from rankgrad.training.evaluate import mean, measure
 from rankgrad.training.threads import most_threads, threads_of_training, threads_worth, torch_threads
@@ -315,7 +323,7 @@ def test_a_table_of_gains_is_that_of_loss_and_metric():
     assert np.allclose(exp2.predict(X, qid=qid), plain.predict(X, qid=qid), atol=1e-6)
     with pytest.raises(ValueError, match=r"label . of query .* has no gain.*0 to 1"):
         NeuralRanker(**SMALL | {"label_gain": [0, 1]}).fit(X, y, qid=qid)
-    with pytest.raises(ValueError, match="data.gain .*'exp2', 'linear'"):
+    with pytest.raises(ValueError, match="label_gain .*'exp2', 'linear'"):
         NeuralRanker(**SMALL | {"label_gain": "exp"}).fit(X, y, qid=qid)
 
 
@@ -455,6 +463,47 @@ def test_na_among_objects_is_missing():
     np.testing.assert_array_equal(ranker.predict(frame.assign(b=pd.NA), qid=qid), none)
 
 
+def test_gains_that_are_set_after_a_fit_are_those_of_the_score():
+    X, y, qid = documents()
+    ranker = NeuralRanker(**SMALL | {"metric": "dcg@3"}).fit(X, y, qid=qid)
+    before, scores = ranker.score(X, y, qid=qid), torch.from_numpy(ranker.predict(X, qid=qid)).double()
+    ranker.set_params(label_gain=[0, 5, 6, 7, 8])
+    lists = [
+        dcg(scores[qid == q], torch.from_numpy(y[qid == q]), k=3, gain=[0, 5, 6, 7, 8]).item() for q in np.unique(qid)
+    ]
+    assert ranker.score(X, y, qid=qid) == pytest.approx(np.mean(lists)) != before
+
+
+def test_a_function_may_choose_and_be_recorded():
+    X, y, qid = documents()
+
+    def top(y_true, y_pred):
+        return float(y_true[y_pred.argmax()])
+
+    ranker = NeuralRanker(**SMALL | {"metric": top}).fit(
+        X, y, qid=qid, eval_set=(X, y, qid), eval_metric=[top, "map", top]
+    )
+    assert {*ranker.evals_result_["training"]} == {"top", "map"}
+    assert len(ranker.evals_result_["training"]["top"]) == len(ranker.history_)
+
+
+@pytest.mark.parametrize("parameters", [SMALL, LINEAR, MEMBERS], ids=["lists", "linear", "members"])
+@pytest.mark.parametrize("inside", [torch.no_grad, torch.inference_mode])
+def test_a_fit_learns_wherever_it_is_called(parameters, inside):
+    X, y, qid = documents()
+    expected = NeuralRanker(**parameters).fit(X, y, qid=qid)
+    with inside():
+        ranker = NeuralRanker(**parameters).fit(X, y, qid=qid)
+        assert torch.is_grad_enabled() is False
+    assert same_weights(ranker, expected)
+
+
+def test_evaluation_sets_may_come_as_lists_of_rows():
+    X, y, qid = documents()
+    one = NeuralRanker(**SMALL).fit(X, y, qid=qid, eval_X=[X], eval_y=[y], eval_qid=[qid])
+    assert one.evals_result_ == NeuralRanker(**SMALL).fit(X, y, qid=qid, eval_X=X, eval_y=y, eval_qid=qid).evals_result_
+
+
 # --- warm start -------------------------------------------------------------------------------------------------------
 
 
@@ -494,8 +543,11 @@ SEARCHES = {
     ),
     "score": lambda ranker, cv, X, y, q: cross_val_score(ranker, X, y, params={"qid": q}, groups=q, cv=cv),
     "no ids": lambda ranker, cv, X, y, q: cross_val_score(ranker, X, y, groups=q, cv=cv),
-    "another metric": lambda ranker, cv, X, y, q: cross_val_score(
-        ranker, X, y, params={"qid": q}, groups=q, cv=cv, scoring="r2"
+    "in parallel": lambda ranker, cv, X, y, q: cross_val_score(
+        ranker, X, y, params={"qid": q}, groups=q, cv=cv, n_jobs=2
+    ),
+    "sizes": lambda ranker, cv, X, y, q: cross_val_score(
+        ranker, X, y, params={"group": np.unique(q, return_counts=True)[1]}, cv=cv, groups=q
     ),
 }
 
@@ -507,6 +559,31 @@ def test_without_routing_a_search_fails_at_once_and_says_the_line(search, monkey
     with pytest.raises(ValueError, match=r"sklearn\.set_config\(enable_metadata_routing=True\)"):
         SEARCHES[search](NeuralRanker(**LINEAR), GroupKFold(2), *documents())
     assert not trained
+
+
+@pytest.mark.parametrize("routed", [True, False])
+@pytest.mark.parametrize("scoring", ["r2", make_scorer(r2_score), {"a": "r2", "b": "neg_mean_squared_error"}])
+def test_a_scoring_that_predicts_without_query_ids_is_for_models_that_need_none(routed, scoring, monkeypatch):
+    X, y, qid = documents()
+    with sklearn.config_context(enable_metadata_routing=routed):
+        found = cross_validate(
+            NeuralRanker(**LINEAR), X, y, params={"qid": qid, "groups": qid} if routed else {"qid": qid}, cv=GroupKFold(2),
+            scoring=scoring, **({} if routed else {"groups": qid}),
+        )  # fmt: skip
+        assert all(np.isfinite(found[name]).all() for name in found)
+        trained = []
+        monkeypatch.setattr("rankgrad.estimator.train", lambda *a, **k: trained.append(1))
+        search = GridSearchCV(NeuralRanker(**SMALL), {"lr": [0.1, 0.2]}, cv=GroupKFold(2), scoring=scoring, refit=False)
+        with pytest.raises(ValueError, match=r"predict\(X\) without qid.*leave scoring out"):
+            search.fit(X, y, qid=qid, groups=qid)
+        assert not trained
+
+
+def test_a_curve_that_swallows_errors_is_told_in_a_warning():
+    X, y, qid = documents()
+    over = {"param_name": "lr", "param_range": [0.1], "params": {"qid": qid}}
+    with pytest.warns(UserWarning, match=r"sklearn\.set_config\(enable_metadata_routing=True\)"):
+        validation_curve(NeuralRanker(**LINEAR), X, y, cv=GroupKFold(2), groups=qid, **over)
 
 
 def test_without_routing_a_scorer_of_ones_own_may_know_the_queries():

@@ -3,6 +3,7 @@
 A message names the argument, what was expected and what came.
 """
 
+import difflib
 import math
 import operator
 from collections.abc import Iterable
@@ -79,10 +80,18 @@ def flag(name: str, value: Any) -> bool:
 
 
 def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
-    """One of a few words."""
+    """One of a few words.
+
+    >>> one_of("kind", "MLP", ("mlp", "linear"))
+    Traceback (most recent call last):
+    ...
+    ValueError: kind must be one of 'mlp', 'linear', got 'MLP'; did you mean 'mlp'?
+    """
     words = list(choices)
     if not isinstance(value, str) or value not in words:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {value!r}")
+        near = difflib.get_close_matches(value.strip().lower(), words, n=1) if isinstance(value, str) else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {value!r}{hint}")
     return value
 
 

@@ -11,10 +11,12 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -91,6 +93,13 @@ A_FEW_SECONDS = 3.0  # of a fit, before it shows progress by itself
 EXPECTED_SETS = (
     "expected eval_set=(X, y, qid), or eval_set=[(X, y), ...] with eval_qid=[qid, ...] or eval_group=[sizes, ...]"
 )
+OTHER_NAMES = {  # of keys of a configuration, as parameters
+    "model.kind": "model",
+    "data.validation": "validation_fraction",
+    "data.gain": "label_gain",
+    "optimiser.name": "optimiser",
+    "members.count": "members",
+}
 ROUTING = "switch metadata routing on: sklearn.set_config(enable_metadata_routing=True)"
 
 
@@ -280,12 +289,12 @@ class NeuralRanker(BaseEstimator):
         - `eval_metric`: further metrics to record of every set, a name or a function like `metric`, or a list of them; `eval_at`:
           cut-offs for the names without one, and for NDCG if no metric is named: (5, 10).
         """
-        _expect_routing(qid)
         config, loss, metric = self._config(), self._own_loss(), self._own_metric()
+        _expect_scores(config, qid, group)
         before: Ranker | None = getattr(self, "ranker_", None) if self.warm_start else None
         features, qid = _own_queries(X, qid, group, (before.names or ()) if before else ())
         places = [*before.scaling.levels] if before else None
-        rows, labels, levels = _documents(self, features, y, reset=before is None, places=places)
+        rows, labels, levels = _graded(self, features, y, reset=before is None, places=places)
         data = group_arrays(rows, labels, _query_ids(len(rows), qid, group), sample_weight, categories=levels)
         if document_weight is not None:
             config = for_weighted_documents(config, loss)
@@ -294,7 +303,7 @@ class NeuralRanker(BaseEstimator):
         expect_grades(data, [chosen_by])
         if takes_gain(config, loss):
             expect_gains(data, f"the loss {config.loss.title}", ", or choose a loss without gains, such as listnet")
-        metrics = _eval_metrics(chosen_by, eval_metric, eval_at, config.data.gain)
+        metrics = _eval_metrics(self.metric, chosen_by, eval_metric, eval_at, config.data.gain)
         eval_set = _with_eval_xy(eval_set, eval_X, eval_y)
         parts = _eval_parts(eval_set, eval_qid, eval_group, eval_names)
         sets = self._eval_sets(X, parts, metrics, [*levels])
@@ -321,7 +330,8 @@ class NeuralRanker(BaseEstimator):
             _warn_if_nothing_counts(train_set, objectives, config.loss.title)
             if held_out is not None:
                 _warn_if_nothing_chooses(held_out, chosen_by)
-        with _borrowed(self.device) as device, torch_threads(self._jobs() or most_threads()):
+        learning = torch.inference_mode(False), torch.enable_grad()  # wherever fit is called from
+        with _borrowed(self.device) as device, torch_threads(self._jobs() or most_threads()), learning[0], learning[1]:
             torch.manual_seed(config.train.seed)
             config = fit_to_data(config, train_set, device, validated=held_out is not None)
             chooses = held_out is not None or config.members.bag > 1
@@ -409,7 +419,7 @@ class NeuralRanker(BaseEstimator):
         rows, _, levels = _documents(self, X, places=[*self.scaling_.levels])
         if qid is not None or group is not None:
             ids = _query_ids(len(rows), qid, group)
-        elif len(rows) and not self._scores_alone():
+        elif len(rows) and not _scores_alone(self.config_):
             raise ValueError(
                 "predict needs qid, the query id of every row, because this model scores a document beside the others "
                 "of its list; pass predict(X, qid=...), np.zeros(len(X), int) for one list, or fit with model='mlp'; of a search it is "
@@ -434,7 +444,7 @@ class NeuralRanker(BaseEstimator):
             raise ValueError(
                 f"score needs qid, the query id of every row; pass score(X, y, qid=...); in a search or a pipeline {ROUTING}"
             )
-        rows, labels, levels = _documents(self, X, y, places=[*self.scaling_.levels])
+        rows, labels, levels = _graded(self, X, y, places=[*self.scaling_.levels])
         data = group_arrays(rows, labels, _query_ids(len(rows), qid, group), sample_weight, categories=levels)
         scores = self._scores(data)
         with torch_threads(1):
@@ -459,7 +469,7 @@ class NeuralRanker(BaseEstimator):
         """
         check_is_fitted(self, "ranker_")
         X, qid = _own_queries(X, qid, group, self._names() or ())
-        rows, labels, levels = _documents(self, X, y, places=[*self.scaling_.levels])
+        rows, labels, levels = _graded(self, X, y, places=[*self.scaling_.levels])
         data = group_arrays(rows, labels, _query_ids(len(rows), qid, group), categories=levels)
         data = dataclasses.replace(data, feature_names=self._names())
         with _borrowed(self.device) as device, torch_threads(self._jobs() or most_threads()):
@@ -563,6 +573,10 @@ class NeuralRanker(BaseEstimator):
     def _config(self) -> Config:
         """The recipe with the parameters that were given, as a run's configuration, which says what they may be."""
         values = {name: _plain(value) for name, value in self.get_params(deep=False).items() if value is not None}
+        if not isinstance(self.categorical, Iterable | None):
+            raise ValueError(
+                f"categorical is {self.categorical!r}; expected a list of names, patterns or places, such as [{self.categorical!r}]"
+            )
         values["categorical"] = () if self.categorical is None else tuple(map(str, self.categorical))
         config = RECIPES[self._recipe()]()
         of_a_member = (
@@ -576,13 +590,7 @@ class NeuralRanker(BaseEstimator):
             values["model"] = network_name(own)
         if metric is not None:
             values["metric"] = metric.name
-        for section, names in {
-            "model": {"kind": "model"},
-            "data": {"validation": "validation_fraction", "gain": "label_gain"},
-            "optimiser": {"name": "optimiser"},
-            "members": {"count": "members"},
-        }.items():
-            values |= {f"{section}.{key}": values[given] for key, given in names.items() if given in values}
+        values |= {key: values[given] for key, given in OTHER_NAMES.items() if given in values}
         sections = {
             part.name: dataclasses.replace(
                 getattr(config, part.name), **_fields(part.name, getattr(config, part.name), values)
@@ -597,7 +605,11 @@ class NeuralRanker(BaseEstimator):
             dumps(config)
         except TypeError as error:
             raise ValueError(f"a parameter is not a plain value: {error}; expected numbers, texts or tuples") from None
-        return validate(config, self._own_loss(), metric, own=own)
+        try:
+            return validate(config, self._own_loss(), metric, own=own)
+        except ValueError as error:
+            told = re.sub(r"\b(?:data|model|optimiser|members|train)\.[a-z_]+", _parameter, str(error))
+            raise ValueError(told.removeprefix("the configuration: ")) from None
 
     def _recipe(self) -> str:
         """The one that was named; the paper's if a model or its sizes were."""
@@ -614,8 +626,9 @@ class NeuralRanker(BaseEstimator):
         return _own_model(self.model)
 
     def _metric(self) -> Metric:
-        """What `score` returns, with the gains that were trained for."""
-        return parse_metric(self.metric or self.config_.train.metric, self.config_.data.gain)
+        """What `score` returns, with the gains that were trained for unless others have been set."""
+        gain = self.config_.data.gain if self.label_gain is None else _plain(self.label_gain)
+        return parse_metric(self.metric or self.config_.train.metric, gain)
 
     def _own_metric(self) -> Metric | None:
         """The metric of the caller's own, None where it is named."""
@@ -628,7 +641,9 @@ class NeuralRanker(BaseEstimator):
     def _shown(self) -> dict[str, Any]:
         """How `fit` shows its progress: by itself only to a person who waits, and never from a worker among others."""
         if self.verbose is not None:
-            return {"quiet": self.verbose <= 0}  # -1 is LightGBM's word for silence
+            return {
+                "quiet": whole("verbose", int(self.verbose) if self.verbose in (True, False) else self.verbose) <= 0
+            }
         return {"quiet": not is_watched(), "after": A_FEW_SECONDS}
 
     def _eval_sets(
@@ -645,7 +660,7 @@ class NeuralRanker(BaseEstimator):
             features, qid = _own_queries(X_set, qid, group, self._names() or ())
             if qid is None and group is None:
                 raise ValueError(f"eval_set has 2 parts and eval_qid is None; {EXPECTED_SETS}")
-            rows, labels, levels = _documents(self, features, y, places=places)
+            rows, labels, levels = _graded(self, features, y, places=places, of="eval_")
             data = group_arrays(rows, labels, _query_ids(len(rows), qid, group, "eval_"), categories=levels)
             expect_grades(data, metrics)
             name = name or ("training" if same and "training" not in sets else f"valid_{len(sets)}")
@@ -668,12 +683,6 @@ class NeuralRanker(BaseEstimator):
         if isinstance(self.random_state, np.random.Generator):  # which LightGBM takes, and scikit-learn does not
             return int(self.random_state.integers(2**31 - 1))
         return int(check_random_state(self.random_state).randint(2**31 - 1))
-
-    def _scores_alone(self) -> bool:
-        """Whether a document's score does not depend on the others of its list."""
-        model, members = self.config_.model, self.config_.members
-        standardised = members.count > 1 and not members.share  # within the list, before they are averaged
-        return model.kind in ("mlp", "linear") and model.inputs == "features" and not standardised
 
     def _scores(self, data: RankingDataset) -> np.ndarray:
         """[N] in the order of the dataset."""
@@ -761,6 +770,12 @@ def _go_on_from(state: TrainState | MemberState, model: torch.nn.Module, members
         ) from None
 
 
+def _parameter(key: re.Match[str]) -> str:
+    """What a key of a configuration is called as a parameter of the estimator, where it is one."""
+    name = OTHER_NAMES.get(key[0], key[0].partition(".")[2])
+    return name if name in inspect.signature(NeuralRanker).parameters else key[0]
+
+
 def _fields(section: str, now: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that a section of the configuration has by the same name, or by the name SECTION.KEY."""
     names = {key.name for key in dataclasses.fields(now)} - {"name", "ranges", "options"}
@@ -783,6 +798,18 @@ def _plain(value: Any) -> Any:
 
 
 # --- what fit is given ------------------------------------------------------------------------------------------------
+
+
+def _graded(
+    ranker: NeuralRanker, X: Any, y: Any, *, reset: bool = False, places: Sequence[int] | None = None, of: str = ""
+) -> tuple[Features, np.ndarray, Levels]:
+    """`_documents` with grades, which are not left out; `of` begins the arguments' names."""
+    if y is None:
+        raise ValueError(
+            f"{type(ranker).__name__} requires y to be passed, but the target {of}y is None; expected the grades of the documents, one per row "
+            f"of {of}X, 0 for an irrelevant one"
+        )
+    return _documents(ranker, X, y, reset=reset, places=places)
 
 
 def _documents(
@@ -828,6 +855,8 @@ def _documents(
 
 def _own_queries(X: Any, qid: Any, group: Any, features: Sequence[str] = ()) -> tuple[Any, Any]:
     """X without its column "qid", and the query ids, where a frame has such a column and it is not one of the `features`."""
+    if type(X).__name__ == "LazyFrame":
+        raise ValueError("X is a query of polars that was not run yet; expected a frame; pass X.collect()")
     if not is_frame(X) or "qid" not in frame_names(X) or "qid" in features:
         return X, qid
     if qid is None and group is None:
@@ -859,20 +888,51 @@ def _query_ids(rows: int, qid: Any, group: Any, prefix: str = "") -> np.ndarray:
     return as_query_ids(qid, rows, f"{prefix}qid")
 
 
-def _expect_routing(qid: Any) -> None:
-    """Refuse to train in a search whose scores would all be NaN, because scikit-learn would not give them qid."""
-    if qid is None or sklearn.get_config()["enable_metadata_routing"]:
+def _expect_scores(config: Config, qid: Any, group: Any) -> None:
+    """Refuse to train in a search of scikit-learn's whose scores would all be NaN, because `score` or `predict` would not be given qid."""
+    if qid is None and group is None:
         return
-    frame = sys._getframe()
-    while frame.f_back is not None:
+    routed = sklearn.get_config()["enable_metadata_routing"]
+    callers = [*_callers()]
+    for frame in callers:
+        if frame.f_code.co_name != "_fit_and_score" or not frame.f_globals["__name__"].startswith("sklearn."):
+            continue
+        if group is not None:
+            raise ValueError(
+                "group holds the sizes of all queries, and a search trains on a part of the rows; expected the query of every row; pass "
+                f"qid=np.repeat(np.arange(len(group)), group), and {ROUTING}"
+            )
+        scorer = frame.f_locals.get("scorer")
+        kinds = [type(one) for one in getattr(scorer, "_scorers", {"one": scorer}).values()]
+        by_score = [kind.__name__ == "_PassthroughScorer" for kind in kinds]  # else by `predict`, of X alone
+        if not all(kind.__module__.startswith("sklearn.") for kind in kinds):  # one's own may know the queries
+            continue
+        if all(by_score) and not routed:
+            message = f"scikit-learn gives qid to fit and not to score, and every score would be NaN; {ROUTING}"
+        elif not any(by_score) and not _scores_alone(config):
+            message = (
+                "scikit-learn calls predict(X) without qid for this scoring, and this model scores a document beside the others of its list: "
+                f"every score would be NaN; expected the ranker's own score; leave scoring out, and {ROUTING}; or fit with model='mlp'"
+            )
+        else:
+            continue
+        if any(caller.f_code.co_name == "validation_curve" for caller in callers):
+            warnings.warn(message, stacklevel=2)  # it says nothing of fits that failed
+        raise ValueError(message)
+
+
+def _callers() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-        if frame.f_code.co_name == "_fit_and_score" and frame.f_globals["__name__"].startswith("sklearn."):
-            scorer = frame.f_locals.get("scorer")
-            scorers = [*getattr(scorer, "_scorers", {"one": scorer}).values()]
-            if all(type(one).__module__.startswith("sklearn.") for one in scorers):  # one's own may know the queries
-                raise ValueError(
-                    f"scikit-learn gives qid to fit and not to score, and every score would be NaN; {ROUTING}"
-                )
+
+
+def _scores_alone(config: Config) -> bool:
+    """Whether a document's score does not depend on the others of its list."""
+    model, members = config.model, config.members
+    standardised = members.count > 1 and not members.share  # within the list, before they are averaged
+    return model.kind in ("mlp", "linear") and model.inputs == "features" and not standardised
 
 
 def _eval_parts(eval_set: Any, eval_qid: Any, eval_group: Any, eval_names: Any) -> list[tuple[str, Any, Any, Any, Any]]:
@@ -913,6 +973,8 @@ def _with_eval_xy(eval_set: Any, eval_X: Any, eval_y: Any) -> Any:
         return eval_set
     if eval_set is not None or eval_X is None or eval_y is None:
         raise ValueError("eval_X and eval_y belong together, in place of eval_set; expected both and no eval_set")
+    if isinstance(eval_X, list) and eval_X and len(getattr(eval_X[0], "shape", ())) == 2:  # of sets, not of rows
+        eval_X, eval_y = tuple(eval_X), tuple(eval_y) if isinstance(eval_y, list) else eval_y
     if not isinstance(eval_X, tuple):
         return [(eval_X, eval_y)]
     if not isinstance(eval_y, tuple) or len(eval_X) != len(eval_y):
@@ -945,18 +1007,20 @@ def _one_for_each(name: str, given: Any, count: int, *, listed: bool) -> list[An
     return [*given]
 
 
-def _eval_metrics(chosen_by: Metric, eval_metric: Any, eval_at: Any, gain: Any) -> list[Metric]:
-    """What is measured of evaluation sets: what picks the epoch, and what else was asked for."""
+def _eval_metrics(chosen: Any, chosen_by: Metric, eval_metric: Any, eval_at: Any, gain: Any) -> list[Metric]:
+    """What is measured of evaluation sets: what picks the epoch, `chosen` as it was given, and what else was asked for."""
     if eval_metric is None:
         given = [] if eval_at is None else ["ndcg"]
     else:
         given = [*eval_metric] if isinstance(eval_metric, list | tuple) else [eval_metric]
     depths = [] if eval_at is None else [whole("eval_at", k, 1) for k in np.atleast_1d(eval_at)]
     metrics = {chosen_by.name: chosen_by}
+    functions = {chosen_by.name: chosen if callable(chosen) else chosen_by.function}
     for one in given:
         cut = [f"{one}@{k}" for k in depths] if isinstance(one, str) and "@" not in one else []
         for metric in (parse_metric(name, gain) for name in cut or [one]):
-            if metrics.setdefault(metric.name, metric).function is not metric.function and callable(one):
+            metrics.setdefault(metric.name, metric)
+            if callable(one) and functions.setdefault(metric.name, one) is not one:
                 raise ValueError(
                     f"two metrics are called {metric.name!r}; expected a name of its own for each function"
                 )

@@ -510,6 +510,17 @@ def as_ids(name: str, values: Any) -> np.ndarray:
             array = as_texts(name, array.tolist())
         elif all(isinstance(value, int | np.integer) and int(value) in INT64 for value in array.flat):
             array = array.astype(np.int64)
+        elif array.ndim == 1:
+            texts = isinstance(array[0], str)
+            good = [
+                isinstance(one, str) if texts else isinstance(one, int | np.integer) and int(one) in INT64
+                for one in array
+            ]
+            row = good.index(False)
+            raise ValueError(
+                f"{name} holds {inert(repr(array[row]), 40)} in row {row}; expected {'texts, as in row 0' if texts else '64-bit integers'}, or "
+                "texts in every row; fill what is missing, or turn all of them into texts"
+            )
     return array if array.dtype.kind == "U" and array.ndim == 1 else _as_int64(name, array)
 
 

@@ -84,8 +84,8 @@ def parse_loss(text: str) -> tuple[LossSpec, dict[str, Any]]:
         near = [SUGGESTED[name]] if name in SUGGESTED else difflib.get_close_matches(name, LOSSES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"{text!r} is not a loss; expected one of {', '.join(LOSSES)}{hint}; a loss of your own is not kept in files: "
-            "pass the function as loss= again"
+            f"{text!r} is not a loss; expected one of {', '.join(LOSSES)}{hint}; a loss of your own is "
+            "not kept in files: in Python pass the function as loss= again"
         )
     spec = next((spec for spec in LOSS_TABLE if spec.name == name), None) or LossSpec(LOSSES[name], name)
     return spec, _cutoff(spec, text)
@@ -398,6 +398,8 @@ def _plainly_named(config: Config, loss: OwnLoss, metric: Metric | None) -> Conf
         metric=train.metric if metric else parse_metric(train.metric).name,
         metrics=tuple(parse_metric(name).name for name in train.metrics),
     )
+    if not losses:
+        raise ValueError(f"loss names no loss; expected one of {', '.join(LOSSES)}, or several of them")
     if loss is None and config.model.kind not in TREES:
         losses = tuple(_plain_name(name) for name in losses)
     name = losses if isinstance(config.loss.name, tuple) else losses[0]
