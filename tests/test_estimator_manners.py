@@ -60,11 +60,11 @@ def surface():
     import xgboost
 
     def arguments(function):
-        return {*inspect.signature(function).parameters} - {"self", "kwargs"}
+        return {*inspect.signature(function).parameters} - {"self"}
 
     def all_of(ranker):
         public = {name for name in dir(ranker) if not name.startswith("_")} - {"fit", "predict"}
-        return public | arguments(ranker.fit) | arguments(ranker.predict) | {*ranker().get_params()}
+        return public | arguments(ranker.fit) | arguments(ranker.predict) | arguments(ranker)
 
     return {"LightGBM": all_of(lightgbm.LGBMRanker), "XGBoost": all_of(xgboost.XGBRanker)}
 
@@ -76,7 +76,7 @@ def rows_of_table():
 
 
 def named(cell):
-    return {name.partition("(")[0].partition("=")[0] for name in re.findall("`([^`]+)`", cell)}
+    return {name.lstrip("*").partition("(")[0].partition("=")[0] for name in re.findall("`([^`]+)`", cell)}
 
 
 def test_every_argument_of_the_others_has_a_line():

@@ -178,7 +178,7 @@ def test_compare_pairs_the_queries_and_leaves_out_empty_ones(run, trained):
     assert "ndcg@10 on the test split, 7 queries (1 empty one left out)" in out
     a, b = (read_per_query(trained / name).metrics["map"] for name in ("first", "second"))
     expected = compare(a, b)
-    found = json.loads(run("compare", trained / "first", trained / "second", "--metric", "map", "--json")[1])
+    found = json.loads(run("compare", trained / "first", trained / "second", "--metric", "MAP", "--json")[1])
     for key in ("mean_a", "difference", "low", "high", "p_value", "wins", "ties", "losses", "queries"):
         assert found[key] == getattr(expected, key)
     assert found["empty_queries"] == 1

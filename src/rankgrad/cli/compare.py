@@ -25,4 +25,4 @@ def compare(
     from rankgrad.cli.render import describe_comparison
     from rankgrad.runs.compare import compare_runs
 
-    show(compare_runs(run_a, run_b, metric), describe_comparison, as_json=as_json)
+    show(compare_runs(run_a, run_b, metric.strip().lower()), describe_comparison, as_json=as_json)

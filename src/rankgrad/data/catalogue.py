@@ -226,7 +226,7 @@ def recognise(folder: str | Path, *, dataset: str | None = None, fold: int = 1) 
         hint = f"; to read the table {table} give its path, or call it train" if table else ""
         raise ValueError(
             f"{folder} holds no training file; expected train.txt, vali.txt and test.txt (.svm, .letor, .dat; .gz, .bz2, "
-            f".zst) in it or in Fold{fold}{hint}"
+            f".zst) in it or in Fold{fold}, or tables of these names, or the parts of one table (.parquet, .csv){hint}"
         )
     name = dataset or _name(files)
     if name and fold > CATALOGUE[name].folds:

@@ -32,15 +32,17 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 def choose_columns(columns: Sequence[str], chosen: Sequence[str], ignored: Sequence[str], source: str) -> list[str]:
     """Those of a table's columns, in the order of `chosen`: a name, or a pattern, which takes columns in the table's order.
 
-    A name that the table does not have is kept, for the caller to miss it; a pattern that finds nothing is refused.
+    A name that the table does not have is kept, for the caller to miss it; a pattern that finds nothing is refused. A column that a name and
+    a pattern find is taken once.
 
-    >>> choose_columns(["a1", "b", "a2"], ["b", "a*"], ["a2"], "the table")
+    >>> choose_columns(["a1", "b", "a2"], ["b", "a*", "a1"], ["a2"], "the table")
     ['b', 'a1']
     """
     names: list[str] = []
+    of_patterns: set[str] = set()
     for one in chosen:
         if one in columns or not re.search(r"[*?\[]", one):
-            names.append(one)
+            names += [] if one in of_patterns else [one]
             continue
         found = [name for name in columns if fnmatchcase(name, one)]
         if not found:
@@ -48,6 +50,7 @@ def choose_columns(columns: Sequence[str], chosen: Sequence[str], ignored: Seque
                 f"no column of {source} matches the pattern {one!r} of its features; expected one that does; its columns are "
                 f"{listing(columns)}"
             )
+        of_patterns.update(found)
         names += [name for name in found if name not in names]
     return [name for name in names if not matches(name, ignored)]
 
