@@ -459,8 +459,8 @@ def test_missing_values_add_indicators_and_an_instance_of_another_width_is_told(
 
 def test_the_estimator_refuses_what_it_cannot_do():
     for parameters, words in (
-        ({"recipe": "strong"}, "members.*members.count = 1"),
-        ({"tanh": True}, "model.tanh"),
+        ({"recipe": "strong"}, "members.*expected members = 1"),
+        ({"tanh": True}, "tanh"),
         ({"share": True, "members": 4}, "members"),
     ):
         with pytest.raises(ValueError, match=words):
