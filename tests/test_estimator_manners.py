@@ -1,5 +1,6 @@
 """What those who come from LightGBM, XGBoost and scikit-learn expect of NeuralRanker beside fit and predict by query ids."""
 
+import dataclasses
 import inspect
 import multiprocessing
 import os
@@ -34,6 +35,7 @@ from sklearn.preprocessing import StandardScaler
 from rankgrad.data.grouping import group_arrays
 from rankgrad.estimator import NeuralRanker
 from rankgrad.metrics import dcg, ndcg, parse_metric
+from rankgrad.runs.run import train_run
 from rankgrad.training import threads
 from rankgrad.training.evaluate import mean, measure
 from rankgrad.training.threads import most_threads, threads_of_training, threads_worth, torch_threads
@@ -472,6 +474,16 @@ def test_gains_that_are_set_after_a_fit_are_those_of_the_score():
         dcg(scores[qid == q], torch.from_numpy(y[qid == q]), k=3, gain=[0, 5, 6, 7, 8]).item() for q in np.unique(qid)
     ]
     assert ranker.score(X, y, qid=qid) == pytest.approx(np.mean(lists)) != before
+
+
+def test_the_gains_of_a_run_are_those_of_the_next_fit(tmp_path):
+    X, y, qid = documents()
+    pd.DataFrame(X, columns=list("abcd")).assign(label=y, qid=qid).to_csv(tmp_path / "train.csv", index=False)
+    config = NeuralRanker(**LINEAR, label_gain=[0, 1, 2, 50, 51])._config()
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(tmp_path / "train.csv")))
+    for _ in train_run(tmp_path / "run", config):
+        pass
+    assert NeuralRanker.load(tmp_path / "run").label_gain == (0, 1, 2, 50, 51)
 
 
 def test_a_function_may_choose_and_be_recorded():

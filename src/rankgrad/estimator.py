@@ -330,8 +330,12 @@ class NeuralRanker(BaseEstimator):
             _warn_if_nothing_counts(train_set, objectives, config.loss.title)
             if held_out is not None:
                 _warn_if_nothing_chooses(held_out, chosen_by)
-        learning = torch.inference_mode(False), torch.enable_grad()  # wherever fit is called from
-        with _borrowed(self.device) as device, torch_threads(self._jobs() or most_threads()), learning[0], learning[1]:
+        with (
+            _borrowed(self.device) as device,
+            torch_threads(self._jobs() or most_threads()),
+            torch.inference_mode(False),  # wherever fit is called from
+            torch.enable_grad(),
+        ):
             torch.manual_seed(config.train.seed)
             config = fit_to_data(config, train_set, device, validated=held_out is not None)
             chooses = held_out is not None or config.members.bag > 1
@@ -718,12 +722,11 @@ def _parameters(config: Config) -> dict[str, Any]:
         "recipe": "strong" if many else "paper",
         "loss": config.loss.name,
         "loss_options": dict(config.loss.options),
-        "members": config.members.count,
-        "model": config.model.kind,
-        "optimiser": config.optimiser.name,
-        "validation_fraction": config.data.validation,
         "random_state": config.train.seed,
     }
+    for key, name in OTHER_NAMES.items():
+        section, _, field = key.partition(".")
+        values[name] = getattr(getattr(config, section), field)
     known = inspect.signature(NeuralRanker).parameters
     return {name: value for name, value in values.items() if name in known}
 

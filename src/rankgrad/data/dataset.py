@@ -518,8 +518,8 @@ def as_ids(name: str, values: Any) -> np.ndarray:
             ]
             row = good.index(False)
             raise ValueError(
-                f"{name} holds {inert(repr(array[row]), 40)} in row {row}; expected {'texts, as in row 0' if texts else '64-bit integers'}, or "
-                "texts in every row; fill what is missing, or turn all of them into texts"
+                f"{name} holds {inert(repr(array[row]), 40)} in row {row}; expected "
+                f"{'texts, as in row 0' if texts else '64-bit integers, or texts in every row'}; fill what is missing, or turn all of them into texts"
             )
     return array if array.dtype.kind == "U" and array.ndim == 1 else _as_int64(name, array)
 

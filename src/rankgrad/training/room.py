@@ -1,4 +1,4 @@
-"""How many cores other programs leave to this process, read from Linux's counters. Imports no torch."""
+"""How many cores other programs and a container's quota leave to this process, read from Linux. Imports no torch."""
 
 import contextlib
 import math
